@@ -1,0 +1,205 @@
+"""Returns and advantages: pure functions of recorded rewards and values.
+
+All arguments may be tensors, arrays or lists; results are tensors without gradient, in the dtype of
+``rewards`` (integers become the default float type). Control tasks are time-major ``[T]`` or
+``[T, N]`` (step, environment); functions for padded token rows say ``[B, T]``.
+
+symbol        shape      meaning
+------------  ---------  ---------------------------------------------------------------------------
+rewards       [T, N]     reward of step t
+values        [T, N]     V(s_t), the observation the action of step t was chosen for
+next_values   [T, N]     V of the TRUE next observation of step t: at an episode end the final
+                         observation, never that of the episode that an autoreset began
+terminated    [T, N]     the task ended: nothing follows, the next value counts as zero
+truncated     [T, N]     a limit from outside ended the episode: the next value still counts
+mask          [T, N]     1 where an action was really executed (a reset step of next-step autoreset
+                         and a row that waits are 0)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _floats(x: Any) -> Tensor:
+    tensor = torch.as_tensor(x).detach()
+    return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
+
+
+def _same_shape(**arrays: Tensor) -> None:
+    shapes = {name: tuple(a.shape) for name, a in arrays.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"shapes differ, all must be equal: {shapes}")
+
+
+def gae(
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    truncated: Any,
+    gamma: float,
+    gae_lambda: float,
+    mask: Any = None,
+) -> Tensor:
+    """Generalised advantage estimation; the return for the critic is ``advantages + values``.
+
+    ``delta_t = r_t + gamma * V(s_{t+1}) * (1 - terminated_t) - V(s_t)`` and
+    ``A_t = delta_t + gamma * gae_lambda * (1 - terminated_t | truncated_t) * A_{t+1}``: termination
+    zeroes the next value, either end cuts the recursion, and a truncated step bootstraps from the
+    value of its final observation. Where both flags are set, termination wins. The last step
+    bootstraps from ``next_values[-1]`` unless it terminated. Steps with ``mask`` 0 get advantage 0
+    and pass nothing backwards.
+
+    Source: Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation" (2016), eq. 16; ends as in Pardo et al., "Time Limits in Reinforcement Learning" (2018).
+
+    Args:
+        rewards, values, next_values, terminated, truncated, mask: [T] or [T, N], see the module.
+        gamma: discount per step, in [0, 1].
+        gae_lambda: in [0, 1]; 0 gives the TD error, 1 the discounted return minus the value.
+
+    Returns:
+        advantages, shape of ``rewards``.
+
+    Raises:
+        ValueError: shapes differ, or gamma or gae_lambda lies outside [0, 1].
+    """
+    for name, x in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+        if not 0.0 <= x <= 1.0:
+            raise ValueError(f"{name}={x} must lie in [0, 1]")
+    rewards, values, next_values = _floats(rewards), _floats(values), _floats(next_values)
+    terminated, truncated = torch.as_tensor(terminated).bool(), torch.as_tensor(truncated).bool()
+    mask = torch.ones_like(terminated) if mask is None else torch.as_tensor(mask).bool()
+    _same_shape(rewards=rewards, values=values, next_values=next_values,
+                terminated=terminated, truncated=truncated, mask=mask)
+
+    # `where`, not a product: a value that must not be read may be NaN or infinite.
+    delta = rewards + gamma * torch.where(terminated, 0.0, next_values) - values
+    delta = torch.where(mask, delta, 0.0)
+    decay = gamma * gae_lambda * (mask & ~terminated & ~truncated).to(delta.dtype)
+    advantages = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0]) if len(delta) else delta
+    for t in range(len(delta) - 1, -1, -1):
+        running = torch.addcmul(delta[t], decay[t], running)
+        advantages[t] = running
+    return advantages
+
+
+def masked_gae(rewards: Any, values: Any, mask: Any, gamma: float, gae_lambda: float) -> Tensor:
+    """GAE of padded token rows, ``[B, T]``; every row is one episode that ends at its last real token.
+
+    Convention: the recursion runs over the trainable tokens alone, one decay per trainable token.
+    Padding behind a response and masked tokens inside it (text that a tool or the prompt inserted)
+    are as if they were not there: their values are never read, and a reward on one of them belongs
+    to no action and is ignored. They get advantage 0.
+
+    Args:
+        rewards, values: [B, T].
+        mask: [B, T], 1 at trainable tokens.
+
+    Returns:
+        advantages [B, T]; the returns for the critic are ``advantages + values`` where mask is 1.
+
+    Raises:
+        ValueError: shapes differ, or gamma or gae_lambda lies outside [0, 1].
+    """
+    rewards, values, mask = _floats(rewards), _floats(values), torch.as_tensor(mask).bool()
+    _same_shape(rewards=rewards, values=values, mask=mask)
+    # Move the trainable tokens of each row to its front (stable: order is kept), run the ordinary
+    # recursion there, and move the result back.
+    order = torch.argsort((~mask).to(torch.int8), dim=1, stable=True)
+    packed_mask = mask.gather(1, order)
+    packed_values = torch.where(packed_mask, values.gather(1, order), 0.0)
+    last = packed_mask & ~torch.nn.functional.pad(packed_mask[:, 1:], (0, 1))
+    next_values = torch.nn.functional.pad(packed_values[:, 1:], (0, 1))
+    packed = gae(
+        rewards.gather(1, order).T, packed_values.T, next_values.T,
+        last.T, torch.zeros_like(last).T, gamma, gae_lambda, packed_mask.T,
+    ).T
+    return torch.zeros_like(rewards).scatter(1, order, packed)
+
+
+def discounted_returns(rewards: Any, dones: Any, gamma: float, mask: Any = None) -> Tensor:
+    """``G_t = r_t + gamma * (1 - done_t) * G_{t+1}``: the sum stops at each episode end.
+
+    Args:
+        rewards, dones, mask: [T] or [T, N]; done is terminated or truncated. Nothing is bootstrapped.
+
+    Returns:
+        returns, shape of ``rewards``; 0 where mask is 0.
+    """
+    rewards = _floats(rewards)
+    zeros = torch.zeros_like(rewards)
+    return gae(rewards, zeros, zeros, dones, torch.zeros_like(rewards), gamma, 1.0, mask)
+
+
+def kl_in_reward(rewards: Any, logp: Any, ref_logp: Any, beta: float) -> Tensor:
+    """``r_t - beta * (log pi_old(a_t) - log pi_ref(a_t))``: the per-step KL penalty, with k1.
+
+    The log-probs are those of the policy that sampled the actions. Summed over an episode the penalty
+    is an unbiased estimate of KL(pi_old || pi_ref), so the optimum of the penalised reward is that of
+    the regularised objective ``E[r] - beta * KL(pi || pi_ref)``.
+
+    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), eq. 2.
+
+    Args:
+        rewards, logp, ref_logp: equal shapes.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    rewards, logp, ref_logp = _floats(rewards), _floats(logp), _floats(ref_logp)
+    _same_shape(rewards=rewards, logp=logp, ref_logp=ref_logp)
+    return rewards - beta * (logp - ref_logp)
+
+
+def token_rewards(logp: Any, ref_logp: Any, mask: Any, score: Any, beta: float) -> Tensor:
+    """Rewards of padded token rows: the KL penalty at every token plus the score at the last real one.
+
+    Args:
+        logp, ref_logp, mask: [B, T]; mask is 1 at the tokens of the response.
+        score: [B], the outcome reward of each response.
+
+    Returns:
+        rewards [B, T], 0 where mask is 0. A row without a real token has no place for its score: 0.
+    """
+    mask = torch.as_tensor(mask).bool()
+    penalty = kl_in_reward(torch.zeros(mask.shape), logp, ref_logp, beta)
+    penalty = torch.where(mask, penalty, 0.0)
+    positions = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask, positions, -1).amax(dim=1, keepdim=True)
+    return penalty + torch.where(positions == last, _floats(score).unsqueeze(1), 0.0)
+
+
+def whiten(
+    x: Any, mask: Any = None, *, shift_mean: bool = True, ddof: int = 0, eps: float = 1e-8
+) -> Tensor:
+    """``(x - mean) / (std + eps)`` over the entries where mask is 1; 0 elsewhere.
+
+    Conventions: ``ddof=0`` is the population deviation (numpy's default), ``ddof=1`` the sample
+    deviation (torch's and Stable-Baselines3's). ``shift_mean=False`` only divides,
+    ``x / (std + eps)``: the mean is kept as a multiple of the deviation, not added back afterwards.
+    Where the deviation is not defined (no valid entry, or one with ``ddof=1``) or zero, nothing is
+    divided: constant input gives exact zeros, never NaN.
+
+    Args:
+        x: any shape.
+        mask: None or the shape of x.
+
+    Returns:
+        tensor of the shape of x, without gradient.
+    """
+    x = _floats(x)
+    mask = torch.ones_like(x, dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()
+    _same_shape(x=x, mask=mask)
+    valid = x[mask]
+    # Equal values have no spread, whatever rounding of their mean says.
+    constant = valid.numel() <= ddof or bool(valid.amax() == valid.amin()) if valid.numel() else True
+    if constant:
+        return torch.zeros_like(x) if shift_mean else torch.where(mask, x, 0.0)
+    centred = x - valid.mean() if shift_mean else x
+    return torch.where(mask, centred / (valid.std(correction=ddof) + eps), 0.0)

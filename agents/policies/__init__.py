@@ -1,0 +1,11 @@
+"""Policies: a table, and an MLP with a categorical or a Gaussian head.
+
+Every policy is an ``nn.Module`` with one interface (`Policy`), so an algorithm never asks which one
+it trains. `make_policy` chooses by the environment's spaces.
+"""
+
+from agents.policies.base import Evaluation, Policy, make_policy
+from agents.policies.mlp import MLPPolicy
+from agents.policies.table import TablePolicy
+
+__all__ = ["Evaluation", "MLPPolicy", "Policy", "TablePolicy", "make_policy"]

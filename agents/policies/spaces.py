@@ -1,0 +1,48 @@
+"""Between Gymnasium's spaces and the tensors of a policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+
+def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    """Raise ValueError for a space that the policies of this package cannot serve."""
+    if not isinstance(observation_space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
+        raise ValueError(
+            f"observation_space={observation_space} is not supported; allowed: Box, Discrete, "
+            "MultiBinary (flatten others with gymnasium.wrappers.FlattenObservation)"
+        )
+    if not isinstance(action_space, spaces.Discrete | spaces.Box):
+        raise ValueError(f"action_space={action_space} is not supported; allowed: Discrete, Box")
+    if isinstance(action_space, spaces.Box) and len(action_space.shape) != 1:
+        raise ValueError(f"action_space={action_space} is not supported; a Box must have shape [D]")
+
+
+def observation_size(space: spaces.Space) -> int:
+    """Length of an observation as a flat float vector (a Discrete one is one-hot)."""
+    return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
+
+
+def encode_observations(space: spaces.Space, observations: Any) -> Tensor:
+    """Batch of raw observations to what a policy takes: int64 [B] from 0 for Discrete, else float32 [B, D]."""
+    if isinstance(space, spaces.Discrete):
+        return torch.as_tensor(np.asarray(observations, dtype=np.int64).reshape(-1) - int(space.start))
+    array = np.asarray(observations, dtype=np.float32)
+    return torch.from_numpy(array).reshape(-1, int(np.prod(space.shape)))
+
+
+def decode_actions(space: spaces.Space, actions: Tensor) -> np.ndarray:
+    """Batch of policy actions to what the environment takes.
+
+    Discrete actions get the space's start added. Box actions are clipped to their bounds; the
+    log-prob stays that of the unclipped action, as in Stable-Baselines3.
+    """
+    array = actions.numpy()
+    if isinstance(space, spaces.Discrete):
+        return array + int(space.start) if space.start else array
+    return np.clip(array, space.low, space.high)

@@ -1,0 +1,310 @@
+"""Proximal policy optimisation, with an optional KL penalty to a reference policy.
+
+    rollout --> (KL in the reward) --> GAE --> n_epochs x minibatches of the clipped loss
+
+Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); defaults and the meaning
+of every shared field are those of Stable-Baselines3. The KL penalty is that of Ziegler et al.,
+"Fine-Tuning Language Models from Human Preferences" (2019). Advantages are normalised per minibatch
+with the sample deviation, as Stable-Baselines3 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents import training
+from agents.advantages import gae, kl_in_reward, whiten
+from agents.agent import as_vector_env, policy_probabilities, predict_actions
+from agents.kl import ESTIMATORS, k3
+from agents.losses import clip_fraction, clipped_loss, masked_mean, value_loss
+from agents.metrics import TrainingLog
+from agents.policies.base import Evaluation, Policy
+from agents.rollout import Collector, Rollout
+from agents.schedules import schedule
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Fields as in Stable-Baselines3, and four for the reference policy.
+
+    ====================  ==========================================================================
+    learning_rate         Adam's step size; a number or "lin_0.0003"
+    n_steps               vector steps per rollout (times the number of environments = samples)
+    batch_size            samples per minibatch; the last one of an epoch may be smaller
+    n_epochs              passes over each rollout
+    gamma, gae_lambda     discount per step, and GAE's lambda
+    clip_range            clip of the probability ratio, a number or schedule; None does not clip
+    clip_range_vf         clip of the value round its stored old one, in value units; None: off
+    normalize_advantage   whiten advantages within each minibatch
+    ent_coef, vf_coef     factors of the entropy bonus and of the squared value error
+    max_grad_norm         the gradient is scaled down to this norm; None: off
+    target_kl             stop an update once its approximate KL exceeds 1.5 times this; None: off
+    beta                  factor of the KL to the reference policy; 0: none
+    kl_in                 "reward": -beta * k1 per step, its optimum is the closed form
+                          ref * exp(r / beta); "loss": beta * kl_estimator of the sampled actions
+    kl_estimator          "k1", "k2" or "k3", for kl_in="loss" (see agents.kl: k2 has the gradient of
+                          the KL objective on-policy, k3 another fixed point, k1 no expected gradient)
+    policy                "auto", "table", "mlp" (see agents.policies) or a Policy
+    policy_kwargs         arguments of that policy, such as {"net_arch": [64, 64]}
+    ====================  ==========================================================================
+    """
+
+    learning_rate: float | str = 3e-4
+    n_steps: int = 2048
+    batch_size: int = 64
+    n_epochs: int = 10
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_range: float | str | None = 0.2
+    clip_range_vf: float | None = None
+    normalize_advantage: bool = True
+    ent_coef: float = 0.0
+    vf_coef: float = 0.5
+    max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
+    beta: float = 0.0
+    kl_in: str = "reward"
+    kl_estimator: str = "k2"
+    policy: Any = "auto"
+    policy_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        training.check_fields(
+            self, n_steps=">= 1", batch_size=">= 1", n_epochs=">= 1", gamma="in [0, 1]",
+            gae_lambda="in [0, 1]", clip_range_vf="> 0", ent_coef=">= 0", vf_coef=">= 0",
+            max_grad_norm="> 0", target_kl="> 0", beta=">= 0",
+        )
+        schedule(self.learning_rate, "learning_rate")
+        if self.clip_range is not None:
+            schedule(self.clip_range, "clip_range")
+        training.check_choice("kl_in", self.kl_in, ("reward", "loss"))
+        training.check_choice("kl_estimator", self.kl_estimator, tuple(ESTIMATORS))
+
+
+@dataclass
+class Batch:
+    """The executed steps of a rollout, [B, ...], with everything the loss needs and no gradient."""
+
+    observations: Tensor
+    actions: Tensor
+    old_log_probs: Tensor
+    ref_log_probs: Tensor | None
+    advantages: Tensor
+    returns: Tensor
+    old_values: Tensor
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        # One index for every field, so that no field can be shuffled apart from the others.
+        return Batch(*(None if x is None else x[index] for x in vars(self).values()))
+
+
+class LossTerms(NamedTuple):
+    """Means over the samples of a minibatch; ``total`` carries the gradient."""
+
+    total: Tensor
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
+    ratio: Tensor
+
+
+def ppo_loss(evaluation: Evaluation, batch: Batch, config: PPOConfig, clip: float | None) -> LossTerms:
+    """``clipped loss + vf_coef * (V - R)^2 - ent_coef * entropy (+ beta * KL)``, means over samples.
+
+    Args:
+        evaluation: the current policy on the batch, with gradient.
+        clip: clip range of this update; None does not clip.
+    """
+    surrogate = clipped_loss(evaluation.log_prob, batch.old_log_probs, batch.advantages, clip)
+    policy = masked_mean(surrogate.loss)
+    # vf_coef multiplies the squared error, as in Stable-Baselines3; value_loss is half of that.
+    value = 2.0 * masked_mean(
+        value_loss(evaluation.value, batch.returns, batch.old_values, config.clip_range_vf)
+    )
+    entropy = masked_mean(evaluation.entropy)
+    total = policy + config.vf_coef * value - config.ent_coef * entropy
+    kl = torch.zeros(())
+    if config.beta > 0 and config.kl_in == "loss":
+        assert batch.ref_log_probs is not None
+        kl = masked_mean(ESTIMATORS[config.kl_estimator](evaluation.log_prob, batch.ref_log_probs))
+        total = total + config.beta * kl
+    return LossTerms(total, policy, value, entropy, kl, surrogate.ratio)
+
+
+class PPO:
+    """PPO on any Env or VectorEnv with Box, Discrete or MultiBinary observations.
+
+    Args:
+        env: a Gymnasium Env or VectorEnv.
+        seed: seeds weights, action sampling, minibatches and the first reset (row i with seed + i).
+        reference: policy for the KL; None reads ``info["ref_logp"]`` where the environment has it.
+        config: fields of `PPOConfig`.
+    """
+
+    def __init__(
+        self, env: Any, seed: int | None = None, reference: Policy | None = None, **config: Any
+    ) -> None:
+        self.config = training.make_config(PPOConfig, config)
+        self.env = as_vector_env(env)
+        self.generator = training.make_generator(seed)
+        self.policy = training.build_policy(
+            self.config.policy, self.env, self.generator, self.config.policy_kwargs
+        )
+        self.optimizer = training.make_adam(self.policy)
+        self.reference = training.frozen(reference)
+        self.collector = Collector(self.env, self.policy, self.generator, seed, self.reference)
+        self.num_timesteps = 0
+        self.n_updates = 0
+
+    def learn(
+        self,
+        total_timesteps: int,
+        run_dir: str | Path | None = None,
+        progress_bar: bool = False,
+        callback: Callable[[PPO], bool | None] | None = None,
+    ) -> PPO:
+        """Train for at least ``total_timesteps`` more environment steps.
+
+        Args:
+            run_dir: folder for metrics.jsonl and TensorBoard events.
+            callback: called after every iteration; returning False ends training.
+        """
+        start = self.num_timesteps
+        with training.single_thread(), TrainingLog(total_timesteps, run_dir, progress_bar) as log:
+            while self.num_timesteps - start < total_timesteps:
+                rollout = self.collector.collect(self.config.n_steps)
+                self.num_timesteps += rollout.n_steps
+                remaining = max(0.0, 1.0 - (self.num_timesteps - start) / total_timesteps)
+                metrics = self.update(rollout, remaining)
+                log.write(self.num_timesteps, self.num_timesteps - start, metrics)
+                if callback is not None and callback(self) is False:
+                    break
+        return self
+
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Rewards (less the KL penalty, if it is there) to advantages and returns; one flat batch."""
+        cfg = self.config
+        training.refuse_stale(rollout, self.collector)
+        rewards, ref_log_probs = rollout.rewards, rollout.ref_log_probs
+        if cfg.beta > 0:
+            ref_log_probs = training.reference_log_probs(rollout, cfg.beta)
+            if cfg.kl_in == "reward":
+                rewards = kl_in_reward(rewards, rollout.log_probs, ref_log_probs, cfg.beta)
+        advantages = gae(
+            rewards, rollout.values, rollout.next_values, rollout.terminated, rollout.truncated,
+            cfg.gamma, cfg.gae_lambda, rollout.mask,
+        )
+        flat = rollout.flat
+        return Batch(
+            observations=flat(rollout.observations),
+            actions=flat(rollout.actions),
+            old_log_probs=flat(rollout.log_probs),
+            ref_log_probs=None if ref_log_probs is None else flat(ref_log_probs),
+            advantages=flat(advantages),
+            returns=flat(advantages + rollout.values),
+            old_values=flat(rollout.values),
+        )
+
+    def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
+        """One PPO update: n_epochs over the rollout in minibatches. Returns its metrics."""
+        cfg = self.config
+        batch = self.prepare(rollout)
+        n = len(batch.advantages)
+        learning_rate = schedule(cfg.learning_rate)(progress_remaining)
+        clip = None if cfg.clip_range is None else schedule(cfg.clip_range)(progress_remaining)
+        training.set_learning_rate(self.optimizer, learning_rate)
+        parameters = list(self.policy.parameters())
+
+        sums = dict.fromkeys(UPDATE_METRICS, 0.0)
+        seen, first_update, stopped = 0, self.n_updates, False
+        for _ in range(cfg.n_epochs):
+            for index in training.minibatches(n, cfg.batch_size, self.generator):
+                part = batch[index]
+                if cfg.normalize_advantage:
+                    part.advantages = whiten(part.advantages, ddof=1)
+                evaluation = self.policy.evaluate(part.observations, part.actions)
+                terms = ppo_loss(evaluation, part, cfg, clip)
+                stats = update_stats(terms, evaluation, part, clip)
+                if cfg.target_kl is not None and stats["train/approx_kl"] > 1.5 * cfg.target_kl:
+                    stopped = True  # before the step, and out of both loops
+                    break
+                self.optimizer.zero_grad()
+                terms.total.backward()
+                stats["train/grad_norm"] = training.clip_gradient(parameters, cfg.max_grad_norm)
+                self.optimizer.step()
+                self.n_updates += 1
+                for name, value in stats.items():
+                    sums[name] += value * len(index)
+                seen += len(index)
+            if stopped:
+                break
+        self.collector.policy_version += self.n_updates > first_update
+
+        metrics = {name: total / max(seen, 1) for name, total in sums.items()}
+        if batch.ref_log_probs is not None:
+            metrics["train/kl_ref"] = float((batch.old_log_probs - batch.ref_log_probs).mean())
+        return metrics | training.rollout_metrics(self.collector) | {
+            "time/total_timesteps": self.num_timesteps,
+            "train/learning_rate": learning_rate,
+            "train/clip_range": float("nan") if clip is None else clip,
+            "train/n_updates": self.n_updates,
+            "train/explained_variance": training.explained_variance(batch.old_values, batch.returns),
+            "train/early_stop": float(stopped),
+        }
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+    ) -> tuple[Any, Any]:
+        """Actions for one observation or a batch; the state is None (these policies have none)."""
+        action = predict_actions(self.policy, self.env, observation, self.generator, deterministic)
+        return action, None
+
+    def action_probabilities(self, observations: Any) -> np.ndarray:
+        """pi(.|s) for Discrete actions, [N, A]."""
+        return policy_probabilities(self.policy, self.env, observations)
+
+    def save(self, path: str | Path) -> None:
+        """Write configuration, weights, optimiser and random state to one file, atomically."""
+        training.save_agent(path, "ppo", self)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, env: Any, reference: Policy | None = None, policy: Policy | None = None
+    ) -> PPO:
+        """An agent from `save`'s file. ``reference`` and a ``policy`` given as objects are given again."""
+        return training.load_agent(path, "ppo", cls, env, reference, policy)
+
+
+UPDATE_METRICS = (
+    "train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy",
+    "train/approx_kl", "train/clip_fraction", "train/kl_loss", "train/grad_norm",
+)
+
+
+def update_stats(
+    terms: LossTerms, evaluation: Evaluation, batch: Batch, clip: float | None
+) -> dict[str, float]:
+    """Metrics of one minibatch, before its optimiser step."""
+    with torch.no_grad():
+        outside = 0.0 if clip is None else clip_fraction(terms.ratio, clip).mean().item()
+        return {
+            "train/loss": terms.total.item(),
+            "train/policy_gradient_loss": terms.policy.item(),
+            "train/value_loss": terms.value.item(),
+            "train/entropy": terms.entropy.item(),
+            "train/approx_kl": k3(batch.old_log_probs, evaluation.log_prob).mean().item(),
+            "train/clip_fraction": outside,
+            "train/kl_loss": terms.kl.item(),
+        }

@@ -1,0 +1,124 @@
+"""Agents by name: ours, Stable-Baselines3's, and anybody's class."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from agents.agent import as_vector_env
+
+Factory = Callable[..., Any]
+
+
+def _ppo(env: Any, **config: Any) -> Any:
+    from agents.ppo import PPO
+
+    return PPO(env, **config)
+
+
+def _reinforce(env: Any, **config: Any) -> Any:
+    from agents.reinforce import Reinforce
+
+    return Reinforce(env, **config)
+
+
+_FACTORIES: dict[str, Factory] = {"ppo": _ppo, "reinforce": _reinforce}
+SB3_PREFIXES = ("sb3", "sb3_contrib")
+
+
+def names() -> list[str]:
+    """The registered names, sorted."""
+    return sorted(_FACTORIES)
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make ``factory(env, seed=..., **config)`` available as ``make(name, env)``.
+
+    Raises:
+        ValueError: the name contains a colon (those are class paths), or is taken by another factory.
+    """
+    if ":" in name:
+        raise ValueError(f"name={name!r} must not contain ':'; names with a colon are class paths")
+    if _FACTORIES.get(name, factory) is not factory:
+        raise ValueError(f"name={name!r} is taken; registered: {', '.join(names())}")
+    _FACTORIES[name] = factory
+
+
+def make(name: str, env: Any, seed: int | None = None, **config: Any) -> Any:
+    """Build an agent.
+
+    Args:
+        name: a registered name ("ppo", "reinforce", or one given to `register`); "sb3:PPO" or
+            "sb3_contrib:TRPO" for any class of those packages; "package.module:Class" for any class
+            with the methods of `agents.agent.Agent`, called as ``Class(env, seed=seed, **config)``.
+        env: a Gymnasium Env or VectorEnv.
+        seed: seeds the agent and its environment's first reset.
+        config: the agent's own configuration.
+
+    Raises:
+        ValueError: unknown name, with the nearest one; a class that lacks a method of the protocol.
+        TypeError: env is neither an Env nor a VectorEnv; unknown configuration field.
+    """
+    as_vector_env(env)
+    agent = resolve(name)(env, seed=seed, **config)
+    missing = [m for m in ("learn", "predict", "save", "load") if not callable(getattr(agent, m, None))]
+    if missing:
+        raise ValueError(
+            f"agent {name!r} lacks {', '.join(missing)}; an agent has learn, predict, save and load"
+        )
+    return agent
+
+
+def resolve(name: str) -> Factory:
+    """The factory behind a name, called as ``factory(env, seed=seed, **config)``; see `make`."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        if name not in _FACTORIES:
+            near = difflib.get_close_matches(name, names(), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"unknown agent {name!r}{hint} Registered: {', '.join(names())}; "
+                "also 'sb3:PPO', 'sb3_contrib:TRPO' and 'package.module:Class'"
+            )
+        return _FACTORIES[name]
+    if module_name in SB3_PREFIXES:
+        from agents.sb3 import sb3_factory
+
+        return sb3_factory(name)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the module exists, and something it imports does not
+        raise ValueError(
+            f"agent {name!r}: there is no module {module_name!r} on the path "
+            "(run from its folder, or set PYTHONPATH)"
+        ) from error
+    if not hasattr(module, attribute):
+        public = [n for n, v in vars(module).items() if inspect.isclass(v) and not n.startswith("_")]
+        near = difflib.get_close_matches(attribute, public, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"agent {name!r}: {module_name} has no {attribute!r}{hint}")
+    return getattr(module, attribute)
+
+
+def config_fields(name: str) -> set[str]:
+    """Names of the configuration fields that the agent accepts.
+
+    For ours the fields of its configuration class; for others the keyword parameters of the class.
+    """
+    from agents.ppo import PPOConfig
+    from agents.reinforce import ReinforceConfig
+
+    ours = {"ppo": PPOConfig, "reinforce": ReinforceConfig}
+    if name in ours:
+        return {f.name for f in fields(ours[name])} | {"reference"}
+    if name.partition(":")[0] in SB3_PREFIXES:
+        from agents.sb3 import sb3_config_fields
+
+        return sb3_config_fields(name)
+    return set(inspect.signature(resolve(name)).parameters) - {"self", "env", "seed"}

@@ -1,0 +1,258 @@
+"""What the algorithm files share: configuration checks, minibatches, one thread, saving.
+
+Functions, not a base class: an algorithm calls what it needs and stays readable by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor, nn
+
+from agents.policies.base import Policy, make_policy
+from agents.rollout import Collector, Rollout
+
+C = TypeVar("C")
+
+
+def check_fields(config: Any, **allowed: str) -> None:
+    """Check numbers of a configuration: ``check_fields(cfg, n_steps=">= 1", gamma="in [0, 1]")``.
+
+    Fields that are None pass (their meaning is "off"). A field must be finite.
+
+    Raises:
+        ValueError: names the field, its value and what is allowed.
+    """
+    for name, rule in allowed.items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise ValueError(f"{name}={value!r} must be a number {rule}")
+        relation, _, bound = rule.partition(" ")
+        good = {
+            ">=": lambda v, b: v >= float(b),
+            ">": lambda v, b: v > float(b),
+            "in": lambda v, b: 0.0 <= v <= 1.0,
+        }[relation](value, bound)
+        if not good:
+            raise ValueError(f"{name}={value!r} must be {rule}")
+
+
+def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError, naming the field and the nearest allowed value, unless value is allowed."""
+    if value not in allowed:
+        near = difflib.get_close_matches(str(value), allowed, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}{hint}")
+
+
+def make_config(kind: type[C], given: dict[str, Any]) -> C:
+    """A configuration from keyword arguments.
+
+    Raises:
+        TypeError: a name is not a field; names the nearest one and lists all.
+        ValueError: from the configuration's own checks.
+    """
+    names = [f.name for f in fields(kind)]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"{kind.__name__} has no field {name!r}{hint} Fields: {', '.join(names)}"
+            )
+    return kind(**given)
+
+
+def make_generator(seed: int | None) -> torch.Generator:
+    """A generator of its own, so that an agent neither reads nor moves torch's global one."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def build_policy(policy: str | Policy, env: VectorEnv, generator: torch.Generator, kwargs: Any) -> Any:
+    """A policy by name, or the given one as it is."""
+    if isinstance(policy, str):
+        return make_policy(policy, env, generator, **(kwargs or {}))
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}; allowed: 'auto', 'table', 'mlp', or an object with "
+            "the methods of agents.policies.Policy"
+        )
+    return policy
+
+
+def frozen(reference: Policy | None) -> Policy | None:
+    """A copy of the reference that no training can move."""
+    return None if reference is None else copy.deepcopy(reference)
+
+
+def reference_log_probs(rollout: Rollout, beta: float) -> Tensor:
+    """The rollout's reference log-probs, [T, N].
+
+    Raises:
+        ValueError: nobody knows the reference.
+    """
+    if rollout.ref_log_probs is None:
+        raise ValueError(
+            f"beta={beta} asks for the KL to a reference policy, but there is none: the environment "
+            "gives no info['ref_logp'] at each step; pass reference=<policy>, or beta=0"
+        )
+    return rollout.ref_log_probs
+
+
+def refuse_stale(rollout: Rollout, collector: Collector) -> None:
+    """Raise ValueError if the rollout was sampled by an earlier version of the policy."""
+    if rollout.policy_version != collector.policy_version:
+        raise ValueError(
+            f"the rollout was sampled by policy version {rollout.policy_version}, the policy is at "
+            f"version {collector.policy_version}; collect again after every update"
+        )
+
+
+def minibatches(n: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Index tensors that visit each of n samples once, shuffled; the last batch may be short."""
+    yield from torch.randperm(n, generator=generator).split(batch_size)
+
+
+def rollout_metrics(collector: Collector) -> dict[str, float]:
+    """Means over the last 100 episodes; NaN before the first has ended."""
+    if not collector.recent_returns:
+        return {"rollout/ep_rew_mean": float("nan"), "rollout/ep_len_mean": float("nan")}
+    return {
+        "rollout/ep_rew_mean": float(np.mean(collector.recent_returns)),
+        "rollout/ep_len_mean": float(np.mean(collector.recent_lengths)),
+    }
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """``1 - Var[returns - values] / Var[returns]``; NaN where the returns do not vary."""
+    variance = returns.var(correction=0)
+    if variance == 0:
+        return float("nan")
+    return float(1.0 - (returns - values).var(correction=0) / variance)
+
+
+def make_adam(policy: nn.Module) -> torch.optim.Adam:
+    """Adam with Stable-Baselines3's epsilon; fused, since small steps are dominated by call overhead."""
+    return torch.optim.Adam(policy.parameters(), eps=1e-5, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the step size of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def clip_gradient(parameters: list[Tensor], max_norm: float | None) -> float:
+    """Scale the gradient down to ``max_norm`` (None: leave it); returns its norm before that."""
+    limit = float("inf") if max_norm is None else max_norm
+    return float(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Run with one torch thread: small networks are slower with more (measured up to 16 times)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def save_state(path: str | Path, state: dict[str, Any]) -> None:
+    """Write a state atomically: a reader sees the old file or the new one, never half of one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    torch.save(state, temporary)
+    os.replace(temporary, path)
+
+
+def load_state(path: str | Path, algorithm: str) -> dict[str, Any]:
+    """Read what `save_state` wrote; nothing in the file is executed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not a saved agent, or one of another algorithm.
+    """
+    try:
+        state = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path} is not a saved agent: {error}") from error
+    if not isinstance(state, dict) or state.get("algorithm") != algorithm:
+        found = state.get("algorithm") if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"{path} holds {found!r}, expected an agent saved by {algorithm!r}")
+    return state
+
+
+def save_agent(path: str | Path, algorithm: str, agent: Any) -> None:
+    """Write configuration, weights, optimiser and random state of one of our agents."""
+    config = dict(vars(agent.config))
+    if not isinstance(config["policy"], str):
+        config["policy"] = None  # given as an object: must be given again
+    save_state(
+        path,
+        {
+            "algorithm": algorithm,
+            "config": config,
+            "reference": agent.reference is not None,
+            "policy": agent.policy.state_dict(),
+            "optimizer": agent.optimizer.state_dict(),
+            "generator": agent.generator.get_state(),
+            "num_timesteps": agent.num_timesteps,
+            "n_updates": agent.n_updates,
+        },
+    )
+
+
+def load_agent(
+    path: str | Path, algorithm: str, kind: Any, env: Any, reference: Any, policy: Any
+) -> Any:
+    """An agent of class ``kind`` from `save_agent`'s file.
+
+    Raises:
+        ValueError: as `load_state`; or a reference or policy that was given as an object is missing;
+            or the environment's spaces do not fit the saved weights.
+    """
+    state = load_state(path, algorithm)
+    config = state["config"]
+    for name, given, needed in (
+        ("reference", reference, state["reference"]),
+        ("policy", policy, config["policy"] is None),
+    ):
+        if needed and given is None:
+            raise ValueError(f"{path} was trained with a {name} of its own; pass {name}= to load it")
+    if policy is not None:
+        config = {**config, "policy": policy}
+    agent = kind(env, reference=reference, **config)
+    try:
+        agent.policy.load_state_dict(state["policy"])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{path} does not fit this environment ({agent.env.single_observation_space}, "
+            f"{agent.env.single_action_space}): {error}"
+        ) from error
+    agent.optimizer.load_state_dict(state["optimizer"])
+    agent.generator.set_state(state["generator"])
+    agent.num_timesteps = state["num_timesteps"]
+    agent.n_updates = state["n_updates"]
+    return agent
