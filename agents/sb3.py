@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,19 @@ def sb3_class(name: str) -> type[BaseAlgorithm]:
     return classes[check_name("agent", name, list(classes))]
 
 
+def sb3_factory(name: str) -> Callable[..., BaseAlgorithm]:
+    """`make_sb3` for one algorithm: ``factory(env, seed=None, **config)``."""
+    sb3_class(name)
+    return partial(make_sb3, name)
+
+
+def sb3_config_fields(name: str) -> set[str]:
+    """Names of the arguments that the algorithm takes: its own, and beta if it is on-policy."""
+    cls = sb3_class(name)
+    own = {p for p in inspect.signature(cls).parameters if not p.startswith("_")}
+    return own - {"env", "seed"} | ({"beta"} if issubclass(cls, OnPolicyAlgorithm) else set())
+
+
 def wrap_env(env: gym.Env | VectorEnv | VecEnv) -> VecEnv:
     """The environment as SB3 trains on it, with episode returns recorded."""
     if isinstance(env, VecEnv):
@@ -316,9 +330,10 @@ def make_sb3(
             that is not on-policy; a vector environment that SB3 cannot train on.
     """
     cls = sb3_class(name)
-    allowed = [p for p in inspect.signature(cls).parameters if not p.startswith("_")]
     for key in config:
-        check_name(f"config of {name}", key, [*allowed, "beta"])
+        check_name(f"config of {name}", key, sorted(sb3_config_fields(name)))
+    # SB3 writes into such dicts (SAC into policy_kwargs), and the caller may use them again.
+    config = {key: dict(v) if isinstance(v, dict) else v for key, v in config.items()}
     for key in SCHEDULED:
         if isinstance(config.get(key), str):
             config[key] = schedule(config[key], key)
@@ -329,7 +344,7 @@ def make_sb3(
         _check_on_policy(cls, beta)
         venv = KLPenaltyVecEnv(venv, beta)
     policy = _policy(cls, policy, venv.observation_space)
-    model = cls(policy, venv, seed=seed, device=device, **config)  # type: ignore[arg-type, call-arg]
+    model = cls(policy, venv, seed=seed, device=device, **config)
     return _attach(model, venv, beta)
 
 
@@ -346,7 +361,7 @@ def load_sb3(
 
 
 def action_probabilities_sb3(model: BaseAlgorithm, observations: Any) -> np.ndarray | None:
-    """Probabilities [N, A] of a discrete on-policy model for N observations, without action masks.
+    """Probabilities float64 [N, A] of a discrete on-policy model, without action masks.
 
     None where SB3 has no such distribution at hand (off-policy, recurrent or continuous): sample
     ``predict`` instead.
@@ -359,7 +374,8 @@ def action_probabilities_sb3(model: BaseAlgorithm, observations: Any) -> np.ndar
     policy.set_training_mode(False)
     with torch.no_grad():
         tensor, _ = policy.obs_to_tensor(observations)
-        return policy.get_distribution(tensor).distribution.probs.cpu().numpy()
+        logits = policy.get_distribution(tensor).distribution.logits
+        return torch.softmax(logits.double(), dim=-1).cpu().numpy()
 
 
 def _attach(model: BaseAlgorithm, venv: VecEnv | None, beta: float) -> BaseAlgorithm:
