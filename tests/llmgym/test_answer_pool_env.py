@@ -2,10 +2,13 @@
 
 import copy
 import pickle
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from llmgym import AnswerPool, AutoresetMode
 
@@ -38,6 +41,13 @@ def test_scalar_pays_from_the_table(reward):
                 "ref_logp": np.log(POOL.ref_probs[task, answer]),
             }
             assert [type(value) for value in info.values()] == [int, float, float, float]
+
+
+@pytest.mark.parametrize("check_env", [gymnasium_check_env, sb3_check_env])
+def test_checkers_pass_with_prompts_and_noise(check_env):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gym.make("AnswerPool-v0", pool=POOL, noise=0.5).unwrapped)
 
 
 def test_default_pool_and_attributes():
