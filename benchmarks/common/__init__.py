@@ -1,0 +1,1 @@
+"""What the benchmark scripts share: environments, the runner, statistics, plots and tables."""
