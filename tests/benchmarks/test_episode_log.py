@@ -12,7 +12,7 @@ SCRIPTS = {7: [3, 1, 9], 8: [2, 2, 9], 9: [4, 9]}
 
 
 class ScriptedEnv(gym.Env):
-    """Episodes of known lengths; step k of an episode in the environment of seed s pays 100 s + k."""
+    """Episodes of known lengths; in the environment of seed s, step k pays 100 s + k."""
 
     observation_space = gym.spaces.Discrete(100)
     action_space = gym.spaces.Discrete(2)

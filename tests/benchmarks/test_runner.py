@@ -10,9 +10,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import runner_jobs
 from rich.console import Console
 
-import runner_jobs
 from common.files import read_json, to_plain, write_json
 from common.runner import Job, report_failures, run_jobs
 

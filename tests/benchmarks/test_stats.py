@@ -20,7 +20,7 @@ from common.stats import (
 
 
 def exact_bca(values):
-    """BCa interval of the mean from all n**n resamples (Efron and Tibshirani 1993, eq. 14.9-14.15)."""
+    """BCa interval of the mean from all n**n resamples (Efron and Tibshirani 1993, 14.9-14.15)."""
     values = np.asarray(values, dtype=float)
     n = len(values)
     means = np.array([values[list(rows)].mean() for rows in itertools.product(range(n), repeat=n)])
