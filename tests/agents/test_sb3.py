@@ -295,6 +295,8 @@ def test_penalty_errors():
     with pytest.raises(RuntimeError, match="not sampled by the model"):
         no_model.step(np.zeros(2, int))
     model = make_sb3("sb3:PPO", answer_pool(), seed=0, beta=0.1, **PPO_SHORT).learn(16)
+    with pytest.raises(RuntimeError, match="not sampled by the model"):
+        model.get_env().step(np.zeros(8, int))  # the log-probs of the last rollout are used up
     with pytest.raises(RuntimeError, match="evaluate on an environment without the KL penalty"):
         evaluate_policy(model, model.get_env(), n_eval_episodes=8)
 
