@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,12 @@ def sb3_class(name: str) -> type[BaseAlgorithm]:
 
     Raises:
         ValueError: no such algorithm; the message has the nearest name and the list.
+        ModuleNotFoundError: sb3-contrib, which is optional, is not installed.
     """
+    package = PACKAGES.get(name.partition(":")[0])
+    if package and find_spec(package) is None:
+        pip_name = package.replace("_", "-")
+        raise ModuleNotFoundError(f"agent {name!r} needs {pip_name}: pip install {pip_name}")
     classes = _classes()
     return classes[check_name("agent", name, list(classes))]
 
@@ -388,6 +394,8 @@ def _attach(model: BaseAlgorithm, venv: VecEnv | None, beta: float) -> BaseAlgor
 def _classes() -> dict[str, type[BaseAlgorithm]]:
     found = {}
     for prefix, package in PACKAGES.items():
+        if find_spec(package) is None:
+            continue
         for attribute in vars(importlib.import_module(package)).values():
             if inspect.isclass(attribute) and issubclass(attribute, BaseAlgorithm):
                 found[f"{prefix}:{attribute.__name__}"] = attribute

@@ -318,6 +318,14 @@ def test_unknown_names_and_bad_values():
         make_sb3("sb3:PPO", "CartPole-v1")
 
 
+def test_sb3_contrib_is_optional(monkeypatch):
+    packages = {"sb3": "stable_baselines3", "sb3_contrib": "package_that_is_not_there"}
+    monkeypatch.setattr("agents.sb3.PACKAGES", packages)
+    assert sb3_class("sb3:PPO") is PPO
+    with pytest.raises(ModuleNotFoundError, match="'sb3_contrib:TRPO' needs .* pip install"):
+        sb3_class("sb3_contrib:TRPO")
+
+
 def test_config_fields():
     assert {"n_steps", "clip_range", "beta", "policy", "device"} <= sb3_config_fields("sb3:PPO")
     assert not {"env", "seed", "_init_setup_model"} & sb3_config_fields("sb3:PPO")
