@@ -1,8 +1,8 @@
 """Why clipping exists: final return and collapsed runs over a range of learning rates.
 
-Three methods see the same number of environment steps in the same rollouts: plain policy gradient
-(one gradient step a rollout, so there is no ratio to clip), and PPO's many epochs without and with
-the clipped ratio. Reusing a rollout is what makes PPO fast and what, unclipped, carries the policy
+Three methods see the same number of environment steps: plain policy gradient (one gradient step
+for 8 whole episodes, so there is no ratio to clip), and PPO's 20 epochs on each rollout without and
+with the clipped ratio. Reusing a rollout is what makes PPO fast and what, unclipped, carries the policy
 far from the one that was sampled; the policy gradient needs no clip, but pays in samples or, at a
 large rate, breaks in the same way.
 """
@@ -24,10 +24,16 @@ from common.runner import Job, Outcome
 from common.stats import estimate, has_collapsed, last_mean
 from common.tables import interval, print_table
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "policy gradient": ("reinforce", {}),
-    "PPO, no clipping": ("ppo", {"clip_range": None}),
-    "PPO, clip 0.2": ("ppo", {"clip_range": 0.2}),
+# Agent, number of environments, config. The policy gradient takes 8 whole episodes a step from one
+# environment: from several at once, those that finish first would go on for nothing.
+METHODS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "policy gradient": (
+        "reinforce",
+        1,
+        {"n_episodes": 8, "gamma": 0.98, "baseline": "batch_mean", "normalize_advantage": True},
+    ),
+    "PPO, no clipping": ("ppo", ZOO_N_ENVS, {"clip_range": None}),
+    "PPO, clip 0.2": ("ppo", ZOO_N_ENVS, {"clip_range": 0.2}),
 }
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -40,7 +46,7 @@ def collapse_jobs(env: str, steps: int, seeds: Sequence[int]) -> list[Job]:
             {
                 "env": env,
                 "agent": agent,
-                "n_envs": ZOO_N_ENVS,
+                "n_envs": n_envs,
                 "reward_scale": 1.0,
                 "steps": steps,
                 "seed": seed,
@@ -48,7 +54,7 @@ def collapse_jobs(env: str, steps: int, seeds: Sequence[int]) -> list[Job]:
                 "method": method,
             },
         )
-        for method, (agent, chosen) in METHODS.items()
+        for method, (agent, n_envs, chosen) in METHODS.items()
         for rate in RATES
         for seed in seeds
     ]
