@@ -2,9 +2,9 @@
 
 Three methods see the same number of environment steps: plain policy gradient (one gradient step
 for 8 whole episodes, so there is no ratio to clip), and PPO's 20 epochs on each rollout without and
-with the clipped ratio. Reusing a rollout is what makes PPO fast and what, unclipped, carries the policy
-far from the one that was sampled; the policy gradient needs no clip, but pays in samples or, at a
-large rate, breaks in the same way.
+with the clipped ratio. Reusing a rollout is what makes PPO fast and what, unclipped, carries the
+policy far from the one that was sampled. Whether a run has collapsed is defined in
+`common.stats.has_collapsed`.
 """
 
 from __future__ import annotations
