@@ -191,7 +191,7 @@ def report(
     expectations = judge_groups(results)
     for panel, expectation in expectations.items():
         line = f"{panel}: {expectation.line}" if panel else expectation.line
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
     figures = [curves_figure(results, title, args.threshold, args.out / "learning_curves.png")]
     collapse = collapse_rows(args.env, [each for each in done if is_collapse_job(each.job)])
     if collapse:

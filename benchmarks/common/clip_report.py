@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ def print_summary(
 def curves_figure(groups: Sequence[GroupRuns], title: str, threshold: float, path: Path) -> Path:
     """Learning curves, one panel for each combination of settings other than the clip range."""
     panels = list(dict.fromkeys(runs.group.panel for runs in groups))
-    columns = min(len(panels), 3)
+    columns = math.ceil(math.sqrt(len(panels)))
     n_seeds = max(len(runs.logs) for runs in groups)
     figure, axes = new_figure(-(-len(panels) // columns), columns, sharex=True, sharey=True)
     for axis in axes.flat[len(panels) :]:
@@ -125,7 +126,8 @@ def curves_figure(groups: Sequence[GroupRuns], title: str, threshold: float, pat
                 for log in runs.logs
             ]
             draw_curves(axis, curves, runs.group.curve, index)
-        axis.axhline(threshold, color="black", linewidth=0.8, linestyle="--")
+        axis.axhline(threshold, color="black", linewidth=0.8, linestyle="--", label="threshold")
+        axis.tick_params(labelbottom=True, labelleft=True)
         axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.set_xlabel("environment steps")
         axis.set_ylabel(f"return (mean of {CURVE_WINDOW} episodes)")

@@ -10,7 +10,7 @@ def runs(episodes, stds, means):
 
 
 FAST = runs([200, 205, 210, 215, 220], [10.0, 11, 12, 13, 14], [495.0, 496, 497, 498, 499])
-SLOW = runs([400, None, 410, 420, None], [1.0, None, 2, 3, None], [380.0, 390, 400, 410, 420])
+SLOW = runs([400, None, 410, 420, 430], [1.0, None, 2, 3, 4], [380.0, 390, 400, 410, 420])
 SHAKY = runs([200, 205, 210, 215, 220], [80.0, 90, 100, 95, 85], [300.0, 350, 400, 450, 460])
 
 
@@ -61,8 +61,9 @@ def test_never_reaching_is_the_slowest():
     assert verdicts(judge({0.1: never, 0.2: never, 0.3: never}))[0] == "not distinguishable"
 
 
-def test_single_runs_say_nothing():
-    found = judge({0.1: SLOW[:1], 0.2: FAST[:1], 0.3: SHAKY[:1]})
+@pytest.mark.parametrize("n", [1, 3])
+def test_few_runs_say_nothing(n):
+    found = judge({0.1: SLOW[:n], 0.2: FAST[:n], 0.3: SHAKY[:n]})
     assert verdicts(found) == ["too few runs to say"] * 4 and found.verdict == "not confirmed"
 
 
