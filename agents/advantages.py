@@ -194,12 +194,14 @@ def whiten(
         tensor of the shape of x, without gradient.
     """
     x = _floats(x)
-    mask = torch.ones_like(x, dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()
-    _same_shape(x=x, mask=mask)
-    valid = x[mask]
+    if mask is not None:
+        mask = torch.as_tensor(mask).bool()
+        _same_shape(x=x, mask=mask)
+    valid = x if mask is None else x[mask]
     # Equal values have no spread, whatever rounding of their mean says.
-    constant = valid.numel() <= ddof or bool(valid.amax() == valid.amin()) if valid.numel() else True
-    if constant:
-        return torch.zeros_like(x) if shift_mean else torch.where(mask, x, 0.0)
-    centred = x - valid.mean() if shift_mean else x
-    return torch.where(mask, centred / (valid.std(correction=ddof) + eps), 0.0)
+    if valid.numel() <= max(ddof, 0) or bool(valid.max() == valid.min()):
+        whitened = torch.zeros_like(x) if shift_mean else x
+    else:
+        centred = x - valid.mean() if shift_mean else x
+        whitened = centred / (valid.std(correction=ddof) + eps)
+    return whitened if mask is None else torch.where(mask, whitened, 0.0)

@@ -92,7 +92,9 @@ def action_probabilities(
     if hasattr(getattr(agent, "policy", None), "get_distribution"):
         from agents.sb3 import action_probabilities_sb3
 
-        return action_probabilities_sb3(agent, observations)
+        probabilities = action_probabilities_sb3(agent, observations)
+        if probabilities is not None:
+            return probabilities
     counts = np.zeros((len(observations), n_actions))
     for row, observation in enumerate(observations):
         for _ in range(n_samples):

@@ -10,18 +10,18 @@ with the sample deviation, as Stable-Baselines3 does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from agents import training
 from agents.advantages import gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
+from agents.batch import Batch, LossTerms, make_batch
 from agents.kl import ESTIMATORS, k3
 from agents.losses import clip_fraction, clipped_loss, masked_mean, value_loss
 from agents.metrics import TrainingLog
@@ -88,34 +88,6 @@ class PPOConfig:
         training.check_choice("kl_estimator", self.kl_estimator, tuple(ESTIMATORS))
 
 
-@dataclass
-class Batch:
-    """The executed steps of a rollout, [B, ...], with everything the loss needs and no gradient."""
-
-    observations: Tensor
-    actions: Tensor
-    old_log_probs: Tensor
-    ref_log_probs: Tensor | None
-    advantages: Tensor
-    returns: Tensor
-    old_values: Tensor
-
-    def __getitem__(self, index: Tensor) -> Batch:
-        # One index for every field, so that no field can be shuffled apart from the others.
-        return Batch(*(None if x is None else x[index] for x in vars(self).values()))
-
-
-class LossTerms(NamedTuple):
-    """Means over the samples of a minibatch; ``total`` carries the gradient."""
-
-    total: Tensor
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    kl: Tensor
-    ratio: Tensor
-
-
 def ppo_loss(evaluation: Evaluation, batch: Batch, config: PPOConfig, clip: float | None) -> LossTerms:
     """``clipped loss + vf_coef * (V - R)^2 - ent_coef * entropy (+ beta * KL)``, means over samples.
 
@@ -180,7 +152,7 @@ class PPO:
         start = self.num_timesteps
         with training.single_thread(), TrainingLog(total_timesteps, run_dir, progress_bar) as log:
             while self.num_timesteps - start < total_timesteps:
-                rollout = self.collector.collect(self.config.n_steps)
+                rollout = self.collect()
                 self.num_timesteps += rollout.n_steps
                 remaining = max(0.0, 1.0 - (self.num_timesteps - start) / total_timesteps)
                 metrics = self.update(rollout, remaining)
@@ -189,11 +161,15 @@ class PPO:
                     break
         return self
 
+    def collect(self) -> Rollout:
+        """The next ``n_steps`` vector steps of experience."""
+        return self.collector.collect(self.config.n_steps)
+
     def prepare(self, rollout: Rollout) -> Batch:
-        """Rewards (less the KL penalty, if it is there) to advantages and returns; one flat batch."""
+        """Rewards (less the KL penalty, if it is there) to advantages and returns."""
         cfg = self.config
         training.refuse_stale(rollout, self.collector)
-        rewards, ref_log_probs = rollout.rewards, rollout.ref_log_probs
+        rewards = rollout.rewards
         if cfg.beta > 0:
             ref_log_probs = training.reference_log_probs(rollout, cfg.beta)
             if cfg.kl_in == "reward":
@@ -202,48 +178,49 @@ class PPO:
             rewards, rollout.values, rollout.next_values, rollout.terminated, rollout.truncated,
             cfg.gamma, cfg.gae_lambda, rollout.mask,
         )
-        flat = rollout.flat
-        return Batch(
-            observations=flat(rollout.observations),
-            actions=flat(rollout.actions),
-            old_log_probs=flat(rollout.log_probs),
-            ref_log_probs=None if ref_log_probs is None else flat(ref_log_probs),
-            advantages=flat(advantages),
-            returns=flat(advantages + rollout.values),
-            old_values=flat(rollout.values),
-        )
+        return make_batch(rollout, advantages, advantages + rollout.values)
+
+    def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
+        """`ppo_loss` of the current policy on a batch, with the clip range of that progress."""
+        evaluation = self.policy.evaluate(batch.observations, batch.actions)
+        return ppo_loss(evaluation, batch, self.config, self.clip_range(progress_remaining))
+
+    def clip_range(self, progress_remaining: float) -> float | None:
+        """The clip range at that progress; None does not clip."""
+        value = self.config.clip_range
+        return None if value is None else schedule(value)(progress_remaining)
+
+    def minibatches(self, batch: Batch) -> Iterator[Batch]:
+        """One epoch: every sample once, in shuffled minibatches, advantages whitened in each."""
+        for part in training.minibatches(batch, self.config.batch_size, self.generator):
+            if self.config.normalize_advantage:
+                part = replace(part, advantages=whiten(part.advantages, ddof=1))
+            yield part
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One PPO update: n_epochs over the rollout in minibatches. Returns its metrics."""
         cfg = self.config
         batch = self.prepare(rollout)
-        n = len(batch.advantages)
         learning_rate = schedule(cfg.learning_rate)(progress_remaining)
-        clip = None if cfg.clip_range is None else schedule(cfg.clip_range)(progress_remaining)
+        clip = self.clip_range(progress_remaining)
         training.set_learning_rate(self.optimizer, learning_rate)
-        parameters = list(self.policy.parameters())
 
         sums = dict.fromkeys(UPDATE_METRICS, 0.0)
         seen, first_update, stopped = 0, self.n_updates, False
         for _ in range(cfg.n_epochs):
-            for index in training.minibatches(n, cfg.batch_size, self.generator):
-                part = batch[index]
-                if cfg.normalize_advantage:
-                    part.advantages = whiten(part.advantages, ddof=1)
-                evaluation = self.policy.evaluate(part.observations, part.actions)
-                terms = ppo_loss(evaluation, part, cfg, clip)
-                stats = update_stats(terms, evaluation, part, clip)
+            for part in self.minibatches(batch):
+                terms = self.loss(part, progress_remaining)
+                stats = loss_metrics(terms, clip)
                 if cfg.target_kl is not None and stats["train/approx_kl"] > 1.5 * cfg.target_kl:
                     stopped = True  # before the step, and out of both loops
                     break
-                self.optimizer.zero_grad()
-                terms.total.backward()
-                stats["train/grad_norm"] = training.clip_gradient(parameters, cfg.max_grad_norm)
-                self.optimizer.step()
+                stats["train/grad_norm"] = training.gradient_step(
+                    terms.total, self.optimizer, cfg.max_grad_norm
+                )
                 self.n_updates += 1
                 for name, value in stats.items():
-                    sums[name] += value * len(index)
-                seen += len(index)
+                    sums[name] += value * len(part)
+                seen += len(part)
             if stopped:
                 break
         self.collector.policy_version += self.n_updates > first_update
@@ -293,18 +270,17 @@ UPDATE_METRICS = (
 )
 
 
-def update_stats(
-    terms: LossTerms, evaluation: Evaluation, batch: Batch, clip: float | None
-) -> dict[str, float]:
+def loss_metrics(terms: LossTerms, clip: float | None) -> dict[str, float]:
     """Metrics of one minibatch, before its optimiser step."""
     with torch.no_grad():
         outside = 0.0 if clip is None else clip_fraction(terms.ratio, clip).mean().item()
+        log_ratio = torch.log(terms.ratio)
         return {
             "train/loss": terms.total.item(),
             "train/policy_gradient_loss": terms.policy.item(),
             "train/value_loss": terms.value.item(),
             "train/entropy": terms.entropy.item(),
-            "train/approx_kl": k3(batch.old_log_probs, evaluation.log_prob).mean().item(),
+            "train/approx_kl": k3(torch.zeros_like(log_ratio), log_ratio).mean().item(),
             "train/clip_fraction": outside,
             "train/kl_loss": terms.kl.item(),
         }

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from agents import training
 from agents.advantages import discounted_returns, gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
+from agents.batch import Batch, LossTerms, make_batch
 from agents.losses import masked_mean, policy_gradient_loss, value_loss
 from agents.metrics import TrainingLog
 from agents.policies.base import Policy
@@ -109,7 +110,7 @@ class Reinforce:
         start = self.num_timesteps
         with training.single_thread(), TrainingLog(total_timesteps, run_dir, progress_bar) as log:
             while self.num_timesteps - start < total_timesteps:
-                rollout = self.collector.collect_episodes(self.config.n_episodes)
+                rollout = self.collect()
                 self.num_timesteps += rollout.n_steps
                 remaining = max(0.0, 1.0 - (self.num_timesteps - start) / total_timesteps)
                 metrics = self.update(rollout, remaining)
@@ -118,13 +119,18 @@ class Reinforce:
                     break
         return self
 
-    def advantages(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Advantages and returns, each [T, N].
+    def collect(self) -> Rollout:
+        """The next ``n_episodes`` whole episodes of each environment."""
+        return self.collector.collect_episodes(self.config.n_episodes)
+
+    def prepare(self, rollout: Rollout) -> Batch:
+        """Rewards (less the KL penalty, if it is there) to returns, and those to advantages.
 
         With the critic as baseline a truncated episode bootstraps from its final observation; the
         other baselines have no value to bootstrap from, and its return ends with its last reward.
         """
         cfg = self.config
+        training.refuse_stale(rollout, self.collector)
         rewards = rollout.rewards
         if cfg.beta > 0:
             ref_log_probs = training.reference_log_probs(rollout, cfg.beta)
@@ -134,56 +140,60 @@ class Reinforce:
                 rewards, rollout.values, rollout.next_values, rollout.terminated,
                 rollout.truncated, cfg.gamma, 1.0, rollout.mask,
             )
-            return advantages, advantages + rollout.values
-        ends = rollout.terminated | rollout.truncated
-        returns = discounted_returns(rewards, ends, cfg.gamma, rollout.mask)
-        if cfg.baseline == "none":
-            return returns, returns
-        return returns - masked_mean(returns, rollout.mask), returns
+            returns = advantages + rollout.values
+        else:
+            ends = rollout.terminated | rollout.truncated
+            returns = discounted_returns(rewards, ends, cfg.gamma, rollout.mask)
+            mean = masked_mean(returns, rollout.mask) if cfg.baseline == "batch_mean" else 0.0
+            advantages = returns - mean
+        batch = make_batch(rollout, advantages, returns)
+        if cfg.normalize_advantage:
+            batch.advantages = whiten(batch.advantages, ddof=1)
+        return batch
+
+    def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
+        """``policy gradient + vf_coef * (V - G)^2 - ent_coef * entropy``, means over samples."""
+        cfg = self.config
+        evaluation = self.policy.evaluate(batch.observations, batch.actions)
+        policy = masked_mean(policy_gradient_loss(evaluation.log_prob, batch.advantages))
+        entropy = masked_mean(evaluation.entropy)
+        total = policy - cfg.ent_coef * entropy
+        value = torch.zeros(())
+        if cfg.baseline == "value":
+            # vf_coef multiplies the squared error, as in PPO; value_loss is half of that.
+            value = 2.0 * masked_mean(value_loss(evaluation.value, batch.returns))
+            total = total + cfg.vf_coef * value
+        ratio = torch.exp(evaluation.log_prob - batch.old_log_probs).detach()
+        return LossTerms(total, policy, value, entropy, torch.zeros(()), ratio)
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One gradient step on the whole rollout. Returns its metrics."""
         cfg = self.config
-        training.refuse_stale(rollout, self.collector)
-        flat = rollout.flat
-        advantages, returns = map(flat, self.advantages(rollout))
-        if cfg.normalize_advantage:
-            advantages = whiten(advantages, ddof=1)
+        batch = self.prepare(rollout)
         learning_rate = schedule(cfg.learning_rate)(progress_remaining)
         training.set_learning_rate(self.optimizer, learning_rate)
-
-        evaluation = self.policy.evaluate(flat(rollout.observations), flat(rollout.actions))
-        policy_loss = masked_mean(policy_gradient_loss(evaluation.log_prob, advantages))
-        entropy = masked_mean(evaluation.entropy)
-        loss = policy_loss - cfg.ent_coef * entropy
-        metrics = {
-            "train/policy_gradient_loss": policy_loss.item(),
-            "train/entropy": entropy.item(),
-        }
-        if cfg.baseline == "value":
-            critic_loss = 2.0 * masked_mean(value_loss(evaluation.value, returns))
-            loss = loss + cfg.vf_coef * critic_loss
-            metrics["train/value_loss"] = critic_loss.item()
-            metrics["train/explained_variance"] = training.explained_variance(
-                flat(rollout.values), returns
-            )
-        self.optimizer.zero_grad()
-        loss.backward()
-        grad_norm = training.clip_gradient(list(self.policy.parameters()), cfg.max_grad_norm)
-        self.optimizer.step()
+        terms = self.loss(batch)
+        grad_norm = training.gradient_step(terms.total, self.optimizer, cfg.max_grad_norm)
         self.n_updates += 1
         self.collector.policy_version += 1
 
-        if rollout.ref_log_probs is not None:
-            difference = flat(rollout.log_probs) - flat(rollout.ref_log_probs)
-            metrics["train/kl_ref"] = float(difference.mean())
-        return metrics | training.rollout_metrics(self.collector) | {
+        metrics = {
             "time/total_timesteps": self.num_timesteps,
-            "train/loss": loss.item(),
+            "train/loss": terms.total.item(),
+            "train/policy_gradient_loss": terms.policy.item(),
+            "train/entropy": terms.entropy.item(),
             "train/grad_norm": grad_norm,
             "train/learning_rate": learning_rate,
             "train/n_updates": self.n_updates,
         }
+        if cfg.baseline == "value":
+            metrics["train/value_loss"] = terms.value.item()
+            metrics["train/explained_variance"] = training.explained_variance(
+                batch.old_values, batch.returns
+            )
+        if batch.ref_log_probs is not None:
+            metrics["train/kl_ref"] = float((batch.old_log_probs - batch.ref_log_probs).mean())
+        return metrics | training.rollout_metrics(self.collector)
 
     def predict(
         self,

@@ -208,9 +208,9 @@ class Collector:
         t = len(recording.rewards)
         executed = wanted & ~self._idle
         if not np.isfinite(reward).all():
-            row = int(np.flatnonzero(~np.isfinite(reward))[0])
+            bad = int(np.flatnonzero(~np.isfinite(reward))[0])
             raise ValueError(
-                f"reward={reward[row]} of environment row {row} at step {t} of the rollout; "
+                f"reward={reward[bad]} of environment row {bad} at step {t} of the rollout; "
                 "rewards must be finite numbers"
             )
         ended = terminated | truncated

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
+from agents.batch import Batch
 from agents.policies.base import Policy, make_policy
 from agents.rollout import Collector, Rollout
 
@@ -64,7 +66,7 @@ def make_config(kind: type[C], given: dict[str, Any]) -> C:
         TypeError: a name is not a field; names the nearest one and lists all.
         ValueError: from the configuration's own checks.
     """
-    names = [f.name for f in fields(kind)]
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -125,9 +127,16 @@ def refuse_stale(rollout: Rollout, collector: Collector) -> None:
         )
 
 
-def minibatches(n: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Index tensors that visit each of n samples once, shuffled; the last batch may be short."""
-    yield from torch.randperm(n, generator=generator).split(batch_size)
+def minibatches(batch: Batch, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """Parts that hold each sample once, shuffled; the last one may be short.
+
+    A part that holds all samples is not shuffled: means over it do not depend on the order.
+    """
+    if len(batch) <= batch_size:
+        yield batch
+        return
+    for index in torch.randperm(len(batch), generator=generator).split(batch_size):
+        yield batch.select(index)
 
 
 def rollout_metrics(collector: Collector) -> dict[str, float]:
@@ -159,10 +168,27 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate
 
 
-def clip_gradient(parameters: list[Tensor], max_norm: float | None) -> float:
-    """Scale the gradient down to ``max_norm`` (None: leave it); returns its norm before that."""
+def gradient_step(
+    loss: Tensor, optimizer: torch.optim.Optimizer, max_norm: float | None
+) -> float:
+    """One optimiser step down the loss, the gradient scaled to at most ``max_norm``; returns its norm.
+
+    Raises:
+        FloatingPointError: the gradient is not finite; the weights are left as they were.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in parameters:
+        p.grad = None
+    loss.backward()
     limit = float("inf") if max_norm is None else max_norm
-    return float(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
+    norm = float(nn.utils.clip_grad_norm_(parameters, limit, foreach=True))
+    if not math.isfinite(norm):
+        raise FloatingPointError(
+            f"the gradient's norm is {norm} at loss {float(loss)}; lower learning_rate or "
+            "max_grad_norm, or look for extreme rewards"
+        )
+    optimizer.step()
+    return norm
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from gymnasium import spaces
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from agents.policies import heads
 from agents.policies.base import Evaluation
-from agents.policies.spaces import observation_size
+from agents.policies.spaces import flat_size
 
 ACTOR, CRITIC = 0, 1
 
@@ -25,11 +26,11 @@ def _orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator
 class MLPPolicy(nn.Module):
     """Separate tanh networks for actor and critic, as Stable-Baselines3's MlpPolicy.
 
-    The two networks do not share weights, but their layers are stored side by side and multiplied in
-    one call (the first layer as one wide matrix, the following ones as a batch of two): for networks
-    of this size the number of calls is what costs time. Orthogonal initialisation with gain sqrt(2)
-    in the body, 0.01 for the actor's head and 1 for the critic's, biases 0 (the values of
-    Stable-Baselines3 and of Andrychowicz et al., "What Matters in On-Policy RL" (2021)).
+    The two networks share no weights, but each layer of both is stored as one tensor and multiplied in
+    one call: for networks of this size the number of calls is what costs time. Orthogonal
+    initialisation with gain sqrt(2) in the body, 0.01 for the actor's head and 1 for the critic's,
+    biases 0 (the values of Stable-Baselines3 and of Andrychowicz et al., "What Matters in On-Policy
+    RL?" (2021)).
 
     Discrete actions: a categorical head, logits [B, A]. Box actions: a diagonal Gaussian with a
     state-independent log standard deviation that starts at 0.
@@ -51,61 +52,49 @@ class MLPPolicy(nn.Module):
         super().__init__()
         if not net_arch:
             raise ValueError("net_arch=() is not allowed; give at least one layer width: (64, 64)")
-        n_inputs = observation_size(observation_space)
+        n_inputs = flat_size(observation_space)
         self.one_hot = n_inputs if isinstance(observation_space, spaces.Discrete) else 0
         self.discrete = isinstance(action_space, spaces.Discrete)
-        outputs = int(action_space.n) if self.discrete else int(action_space.shape[0])
+        outputs = flat_size(action_space)  # logits, or one mean per dimension
 
-        gain = math.sqrt(2.0)
-        widths = [n_inputs, *net_arch]
-        self.width = net_arch[0]
-        # Layers are [2, in, out]: index 0 the actor, 1 the critic. The first is kept as [in, 2 * out]
-        # since both read the same observation.
-        first = [_orthogonal(widths[0], widths[1], gain, generator) for _ in (ACTOR, CRITIC)]
-        self.first_weight = nn.Parameter(torch.cat(first, 1))
-        self.first_bias = nn.Parameter(torch.zeros(2 * widths[1]))
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        for n_in, n_out in zip(widths[1:-1], widths[2:], strict=True):
-            pair = [_orthogonal(n_in, n_out, gain, generator) for _ in (ACTOR, CRITIC)]
+        self.weights = nn.ParameterList()  # one [2, in, out] per hidden layer: actor, critic
+        self.biases = nn.ParameterList()  # one [2, 1, out] per hidden layer
+        for n_in, n_out in pairwise([n_inputs, *net_arch]):
+            pair = [_orthogonal(n_in, n_out, math.sqrt(2.0), generator) for _ in (ACTOR, CRITIC)]
             self.weights.append(nn.Parameter(torch.stack(pair)))
             self.biases.append(nn.Parameter(torch.zeros(2, 1, n_out)))
-        self.actor_weight = nn.Parameter(_orthogonal(widths[-1], outputs, 0.01, generator))
+        self.actor_weight = nn.Parameter(_orthogonal(net_arch[-1], outputs, 0.01, generator))
         self.actor_bias = nn.Parameter(torch.zeros(outputs))
-        self.critic_weight = nn.Parameter(_orthogonal(widths[-1], 1, 1.0, generator))
+        self.critic_weight = nn.Parameter(_orthogonal(net_arch[-1], 1, 1.0, generator))
         self.critic_bias = nn.Parameter(torch.zeros(1))
         self.log_std = None if self.discrete else nn.Parameter(torch.zeros(outputs))
 
     def _features(self, observations: Tensor) -> Tensor:
         return F.one_hot(observations, self.one_hot).float() if self.one_hot else observations
 
-    def _single(self, observations: Tensor, which: int) -> Tensor:
+    def _tower(self, observations: Tensor, which: int) -> Tensor:
         """Last hidden layer of the actor or the critic alone: [B, H]."""
-        part = slice(which * self.width, (which + 1) * self.width)
-        hidden = torch.addmm(
-            self.first_bias[part], self._features(observations), self.first_weight[:, part])
-        hidden = hidden.tanh_()
+        hidden = self._features(observations)
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            hidden = torch.addmm(bias[which], hidden, weight[which]).tanh_()
+            hidden = torch.addmm(bias[which], hidden, weight[which]).tanh()
         return hidden
 
     def actor(self, observations: Tensor) -> Tensor:
-        """Logits [B, A] or means [B, D], without the critic: what a step of collection needs."""
-        return torch.addmm(self.actor_bias, self._single(observations, ACTOR), self.actor_weight)
+        """Logits [B, A] or means [B, D] without the critic: all that a step of collection needs."""
+        return torch.addmm(self.actor_bias, self._tower(observations, ACTOR), self.actor_weight)
 
     def value(self, observations: Tensor) -> Tensor:
-        hidden = self._single(observations, CRITIC)
+        hidden = self._tower(observations, CRITIC)
         return torch.addmm(self.critic_bias, hidden, self.critic_weight).squeeze(-1)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actor output [B, A] or [B, D] and values [B] in one pass."""
-        hidden = torch.addmm(self.first_bias, self._features(observations), self.first_weight).tanh()
-        hidden = hidden.view(-1, 2, self.width).transpose(0, 1)  # [2, B, H]
+        hidden = self._features(observations).expand(2, -1, -1)  # [2, B, D]
         for weight, bias in zip(self.weights, self.biases, strict=True):
-            hidden = torch.baddbmm(bias, hidden, weight).tanh()
-        actor = torch.addmm(self.actor_bias, hidden[ACTOR], self.actor_weight)
-        value = torch.addmm(self.critic_bias, hidden[CRITIC], self.critic_weight)
-        return actor, value.squeeze(-1)
+            hidden = torch.baddbmm(bias, hidden, weight).tanh()  # [2, B, H]
+        actor, critic = hidden
+        output = torch.addmm(self.actor_bias, actor, self.actor_weight)
+        return output, torch.addmm(self.critic_bias, critic, self.critic_weight).squeeze(-1)
 
     def sample(self, observations: Tensor, generator: torch.Generator) -> Tensor:
         output = self.actor(observations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,19 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
         raise ValueError(f"action_space={action_space} is not supported; a Box must have shape [D]")
 
 
-def observation_size(space: spaces.Space) -> int:
-    """Length of an observation as a flat float vector (a Discrete one is one-hot)."""
-    return int(space.n) if isinstance(space, spaces.Discrete) else int(np.prod(space.shape))
+def flat_size(space: spaces.Space) -> int:
+    """Length of a sample as a flat float vector (a Discrete one is one-hot)."""
+    return int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or ())
 
 
 def encode_observations(space: spaces.Space, observations: Any) -> Tensor:
-    """Batch of raw observations to what a policy takes: int64 [B] from 0 for Discrete, else float32 [B, D]."""
+    """A batch of raw observations as a policy takes them: int64 [B] from 0 if Discrete, else float32 [B, D].
+
+    Always a copy: an environment may write its next observation into the same array.
+    """
     if isinstance(space, spaces.Discrete):
-        return torch.as_tensor(np.asarray(observations, dtype=np.int64).reshape(-1) - int(space.start))
-    array = np.asarray(observations, dtype=np.float32)
-    return torch.from_numpy(array).reshape(-1, int(np.prod(space.shape)))
+        return torch.from_numpy(np.array(observations, dtype=np.int64).reshape(-1) - int(space.start))
+    return torch.from_numpy(np.array(observations, dtype=np.float32)).reshape(-1, flat_size(space))
 
 
 def decode_actions(space: spaces.Space, actions: Tensor) -> np.ndarray:
@@ -45,4 +48,5 @@ def decode_actions(space: spaces.Space, actions: Tensor) -> np.ndarray:
     array = actions.numpy()
     if isinstance(space, spaces.Discrete):
         return array + int(space.start) if space.start else array
+    assert isinstance(space, spaces.Box)
     return np.clip(array, space.low, space.high)

@@ -29,8 +29,8 @@ class TablePolicy(nn.Module):
         shape = (n_observations, n_actions)
         if reference_logp is not None and reference_logp.shape != shape:
             raise ValueError(f"reference_logp has shape {reference_logp.shape}, expected {shape}")
-        start = torch.zeros(shape) if reference_logp is None else torch.as_tensor(reference_logp)
-        self.logits = nn.Parameter(start.to(torch.float32, copy=True))
+        start = np.zeros(shape) if reference_logp is None else reference_logp
+        self.logits = nn.Parameter(torch.tensor(start, dtype=torch.float32))
         self.values = nn.Parameter(torch.zeros(n_observations))
 
     def sample(self, observations: Tensor, generator: torch.Generator) -> Tensor:
