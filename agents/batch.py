@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -40,7 +40,7 @@ class Batch:
 
     def select(self, index: Tensor) -> Batch:
         """The samples at ``index``: one index for every field, so that none is shuffled apart."""
-        fields = {name: None if x is None else x[index] for name, x in vars(self).items()}
+        fields: dict[str, Any] = {k: None if x is None else x[index] for k, x in vars(self).items()}
         return Batch(**fields)
 
 

@@ -22,10 +22,14 @@ ZOO_CARTPOLE: dict[str, Any] = {
 }
 
 
+def is_stranger(agent: str) -> bool:
+    """Whether an agent is a class by its path: neither ours nor Stable-Baselines3's."""
+    return ":" in agent and not agent.startswith(("sb3:", "sb3_contrib:"))
+
+
 def default_n_envs(agent: str) -> int:
     """8 environments for our agents and Stable-Baselines3's, a plain ``Env`` for any other."""
-    known = ":" not in agent or agent.startswith(("sb3:", "sb3_contrib:"))
-    return ZOO_N_ENVS if known else 1
+    return 1 if is_stranger(agent) else ZOO_N_ENVS
 
 
 def agent_config(agent: str, **chosen: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from common.files import replace_file
 from common.stats import Estimate
@@ -43,9 +44,9 @@ def print_table(
     """Print a table; the first column is left-aligned, the others right-aligned."""
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(Text(column), justify="left" if index == 0 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # Text: "[...]" is no markup
     console.print(table)
 
 
