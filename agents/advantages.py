@@ -1,7 +1,7 @@
 """Returns and advantages: pure functions of recorded rewards and values.
 
 All arguments may be tensors, arrays or lists; results are tensors without gradient, in the dtype of
-``rewards`` (integers become the default float type). Control tasks are time-major ``[T]`` or
+the first argument (integers become the default float type). Control tasks are time-major ``[T]`` or
 ``[T, N]`` (step, environment); functions for padded token rows say ``[B, T]``.
 
 symbol        shape      meaning
@@ -24,8 +24,10 @@ import torch
 from torch import Tensor
 
 
-def _floats(x: Any) -> Tensor:
+def _floats(x: Any, dtype: torch.dtype | None = None) -> Tensor:
     tensor = torch.as_tensor(x).detach()
+    if dtype is not None:
+        return tensor.to(dtype)
     return tensor if tensor.is_floating_point() else tensor.to(torch.get_default_dtype())
 
 
@@ -71,7 +73,8 @@ def gae(
     for name, x in (("gamma", gamma), ("gae_lambda", gae_lambda)):
         if not 0.0 <= x <= 1.0:
             raise ValueError(f"{name}={x} must lie in [0, 1]")
-    rewards, values, next_values = _floats(rewards), _floats(values), _floats(next_values)
+    rewards = _floats(rewards)
+    values, next_values = _floats(values, rewards.dtype), _floats(next_values, rewards.dtype)
     terminated, truncated = torch.as_tensor(terminated).bool(), torch.as_tensor(truncated).bool()
     mask = torch.ones_like(terminated) if mask is None else torch.as_tensor(mask).bool()
     _same_shape(rewards=rewards, values=values, next_values=next_values,
@@ -107,7 +110,8 @@ def masked_gae(rewards: Any, values: Any, mask: Any, gamma: float, gae_lambda: f
     Raises:
         ValueError: shapes differ, or gamma or gae_lambda lies outside [0, 1].
     """
-    rewards, values, mask = _floats(rewards), _floats(values), torch.as_tensor(mask).bool()
+    rewards, mask = _floats(rewards), torch.as_tensor(mask).bool()
+    values = _floats(values, rewards.dtype)
     _same_shape(rewards=rewards, values=values, mask=mask)
     # Move the trainable tokens of each row to its front (stable: order is kept), run the ordinary
     # recursion there, and move the result back.
@@ -152,7 +156,8 @@ def kl_in_reward(rewards: Any, logp: Any, ref_logp: Any, beta: float) -> Tensor:
     Raises:
         ValueError: shapes differ.
     """
-    rewards, logp, ref_logp = _floats(rewards), _floats(logp), _floats(ref_logp)
+    rewards = _floats(rewards)
+    logp, ref_logp = _floats(logp, rewards.dtype), _floats(ref_logp, rewards.dtype)
     _same_shape(rewards=rewards, logp=logp, ref_logp=ref_logp)
     return rewards - beta * (logp - ref_logp)
 
@@ -168,11 +173,12 @@ def token_rewards(logp: Any, ref_logp: Any, mask: Any, score: Any, beta: float) 
         rewards [B, T], 0 where mask is 0. A row without a real token has no place for its score: 0.
     """
     mask = torch.as_tensor(mask).bool()
-    penalty = kl_in_reward(torch.zeros(mask.shape), logp, ref_logp, beta)
+    logp = _floats(logp)
+    penalty = kl_in_reward(torch.zeros(mask.shape, dtype=logp.dtype), logp, ref_logp, beta)
     penalty = torch.where(mask, penalty, 0.0)
     positions = torch.arange(mask.shape[1]).expand_as(mask)
     last = torch.where(mask, positions, -1).amax(dim=1, keepdim=True)
-    return penalty + torch.where(positions == last, _floats(score).unsqueeze(1), 0.0)
+    return penalty + torch.where(positions == last, _floats(score, logp.dtype).unsqueeze(1), 0.0)
 
 
 def whiten(
