@@ -43,7 +43,8 @@ class TablePolicy(nn.Module):
         # Normalise the S rows once instead of the B rows of the batch: one prompt with a batch of
         # 64 then costs a 64th, and the gradient is the same.
         logp = torch.log_softmax(self.logits, -1)
-        entropy = -(logp.exp() * logp).sum(-1)
+        # A reference may rule answers out: 0 * -inf is NaN, 0 * (a finite stand-in) is 0.
+        entropy = -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(-1)
         return Evaluation(logp[observations, actions], entropy[observations], self.values[observations])
 
     def value(self, observations: Tensor) -> Tensor:
