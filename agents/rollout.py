@@ -18,7 +18,7 @@ from torch import Tensor
 
 from agents.policies.base import Policy, log_prob_of
 from agents.policies.spaces import decode_actions, encode_observations
-from llmgym.vector import AutoresetMode, autoreset_mode
+from llmgym.vector import AutoresetMode, BatchVectorEnv, autoreset_mode
 
 
 @dataclass
@@ -149,6 +149,9 @@ class Collector:
         self.generator = generator
         self.reference = reference
         self.mode = autoreset_mode(env)
+        # Without autoreset this package's environments let a finished row wait for the others;
+        # Gymnasium's own refuse to step it.
+        self._rows_wait = isinstance(env.unwrapped, BatchVectorEnv)
         self.policy_version = 0
         self.recent_returns: deque[float] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
@@ -197,8 +200,12 @@ class Collector:
     def _step(self, recording: _Recording, wanted: np.ndarray) -> np.ndarray:
         """One vector step; records the rows in ``wanted``. Returns which recorded rows ended."""
         env = self.env
-        if self._idle.all() and self.mode is AutoresetMode.DISABLED:
-            self.reset()
+        if self.mode is AutoresetMode.DISABLED and self._idle.any() and (
+            self._idle.all() or not self._rows_wait
+        ):
+            # Not `reset`: returns of episodes that earlier rollouts began are still to be added up.
+            self._observation, _ = env.reset(options={"reset_mask": self._idle})
+            self._idle = np.zeros_like(self._idle)
         observation = encode_observations(env.single_observation_space, self._observation)
         with torch.inference_mode():
             action = self.policy.sample(observation, self.generator)
