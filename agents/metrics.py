@@ -12,6 +12,8 @@ from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from agents.files import cut_lines
+
 METRICS: dict[str, str] = {
     "time/total_timesteps": "environment steps executed so far (reset steps do not count)",
     "time/iterations": "rollouts collected so far",
@@ -49,11 +51,18 @@ class TrainingLog:
         total_timesteps: length of the bar.
         run_dir: folder for ``metrics.jsonl`` and the event file; made if missing. None writes nothing.
         progress_bar: show a bar with the current mean return.
-        done: environment steps that earlier calls have taken already (where the bar starts).
+        done: of these steps, those that were taken before a resume (where the bar starts).
+        resume_at: step in the life of the agent behind which the folder's metrics are dropped: they
+            belong to work that a stopped run lost and that is done again. None drops nothing.
     """
 
     def __init__(
-        self, total_timesteps: int, run_dir: str | Path | None, progress_bar: bool, done: int = 0
+        self,
+        total_timesteps: int,
+        run_dir: str | Path | None,
+        progress_bar: bool,
+        done: int = 0,
+        resume_at: int | None = None,
     ) -> None:
         self._lines = self._events = None
         if run_dir is not None:
@@ -61,8 +70,11 @@ class TrainingLog:
 
             directory = Path(run_dir)
             directory.mkdir(parents=True, exist_ok=True)
+            if resume_at is not None:
+                cut_lines(directory / "metrics.jsonl", resume_at)
             self._lines = (directory / "metrics.jsonl").open("a", encoding="utf-8")
-            self._events = SummaryWriter(str(directory))
+            purge_step = None if resume_at is None else resume_at + 1
+            self._events = SummaryWriter(str(directory), purge_step=purge_step)
         self._bar = Progress(
             TextColumn("[progress.description]{task.description}"), BarColumn(),
             TextColumn("{task.completed:,.0f}/{task.total:,.0f} steps"), TimeElapsedColumn(),

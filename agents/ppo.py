@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents import training
+from agents import checkpoint, training
 from agents.advantages import gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
 from agents.batch import Batch, LossTerms, make_batch
 from agents.kl import ESTIMATORS, k3
 from agents.losses import clip_fraction, clipped_loss, masked_mean, value_loss
-from agents.metrics import TrainingLog
 from agents.policies.base import Evaluation, Policy
 from agents.rollout import Collector, Rollout
 from agents.schedules import schedule
+from agents.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,8 @@ class PPO:
         config: fields of `PPOConfig`.
     """
 
+    algorithm = "ppo"
+
     def __init__(
         self, env: Any, seed: int | None = None, reference: Policy | None = None, **config: Any
     ) -> None:
@@ -142,21 +144,25 @@ class PPO:
         run_dir: str | Path | None = None,
         progress_bar: bool = False,
         callback: Callable[[PPO], bool | None] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
     ) -> PPO:
         """Train for at least ``total_timesteps`` more environment steps.
 
         Args:
             run_dir: folder for metrics.jsonl and TensorBoard events.
             callback: called after every iteration; returning False ends training.
+            checkpoint_every: environment steps between two checkpoints in ``run_dir``; None: none.
+            resume: go on from the newest checkpoint of ``run_dir``, to the numbers of a run that never
+                stopped (see `agents.training_run`); agent and environment must be freshly made.
         """
-        start = self.num_timesteps
-        with training.single_thread(), TrainingLog(total_timesteps, run_dir, progress_bar) as log:
-            while self.num_timesteps - start < total_timesteps:
+        run = TrainingRun(self, total_timesteps, run_dir, progress_bar, checkpoint_every, resume)
+        with training.single_thread(), run:
+            while run.steps_left > 0:
                 rollout = self.collect()
                 self.num_timesteps += rollout.n_steps
-                remaining = max(0.0, 1.0 - (self.num_timesteps - start) / total_timesteps)
-                metrics = self.update(rollout, remaining)
-                log.write(self.num_timesteps, self.num_timesteps - start, metrics)
+                metrics = self.update(rollout, run.progress_remaining)
+                run.record(metrics)
                 if callback is not None and callback(self) is False:
                     break
         return self
@@ -254,14 +260,14 @@ class PPO:
 
     def save(self, path: str | Path) -> None:
         """Write configuration, weights, optimiser and random state to one file, atomically."""
-        training.save_agent(path, "ppo", self)
+        checkpoint.save_agent(path, self)
 
     @classmethod
     def load(
         cls, path: str | Path, env: Any, reference: Policy | None = None, policy: Policy | None = None
     ) -> PPO:
         """An agent from `save`'s file. ``reference`` and a ``policy`` given as objects are given again."""
-        return training.load_agent(path, "ppo", cls, env, reference, policy)
+        return checkpoint.load_agent(path, cls, env, reference, policy)
 
 
 UPDATE_METRICS = (

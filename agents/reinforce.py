@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents import training
+from agents import checkpoint, training
 from agents.advantages import discounted_returns, gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
 from agents.batch import Batch, LossTerms, make_batch
 from agents.losses import masked_mean, policy_gradient_loss, value_loss
-from agents.metrics import TrainingLog
 from agents.policies.base import Policy
 from agents.rollout import Collector, Rollout
 from agents.schedules import schedule
+from agents.training_run import TrainingRun
 
 BASELINES = ("none", "batch_mean", "value")
 
@@ -79,6 +79,8 @@ class Reinforce:
         config: fields of `ReinforceConfig`.
     """
 
+    algorithm = "reinforce"
+
     def __init__(
         self, env: Any, seed: int | None = None, reference: Policy | None = None, **config: Any
     ) -> None:
@@ -100,21 +102,25 @@ class Reinforce:
         run_dir: str | Path | None = None,
         progress_bar: bool = False,
         callback: Callable[[Reinforce], bool | None] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
     ) -> Reinforce:
         """Train for at least ``total_timesteps`` more environment steps, in whole episodes.
 
         Args:
             run_dir: folder for metrics.jsonl and TensorBoard events.
             callback: called after every iteration; returning False ends training.
+            checkpoint_every: environment steps between two checkpoints in ``run_dir``; None: none.
+            resume: go on from the newest checkpoint of ``run_dir``, to the numbers of a run that never
+                stopped (see `agents.training_run`); agent and environment must be freshly made.
         """
-        start = self.num_timesteps
-        with training.single_thread(), TrainingLog(total_timesteps, run_dir, progress_bar) as log:
-            while self.num_timesteps - start < total_timesteps:
+        run = TrainingRun(self, total_timesteps, run_dir, progress_bar, checkpoint_every, resume)
+        with training.single_thread(), run:
+            while run.steps_left > 0:
                 rollout = self.collect()
                 self.num_timesteps += rollout.n_steps
-                remaining = max(0.0, 1.0 - (self.num_timesteps - start) / total_timesteps)
-                metrics = self.update(rollout, remaining)
-                log.write(self.num_timesteps, self.num_timesteps - start, metrics)
+                metrics = self.update(rollout, run.progress_remaining)
+                run.record(metrics)
                 if callback is not None and callback(self) is False:
                     break
         return self
@@ -212,11 +218,11 @@ class Reinforce:
 
     def save(self, path: str | Path) -> None:
         """Write configuration, weights, optimiser and random state to one file, atomically."""
-        training.save_agent(path, "reinforce", self)
+        checkpoint.save_agent(path, self)
 
     @classmethod
     def load(
         cls, path: str | Path, env: Any, reference: Policy | None = None, policy: Policy | None = None
     ) -> Reinforce:
         """An agent from `save`'s file. ``reference`` and a ``policy`` given as objects are given again."""
-        return training.load_agent(path, "reinforce", cls, env, reference, policy)
+        return checkpoint.load_agent(path, cls, env, reference, policy)

@@ -98,6 +98,8 @@ def step_info(infos: dict[str, Any], key: str, done: np.ndarray, mode: Autoreset
     Under same-step autoreset the top level of ``infos`` describes the next episode of a finished row;
     its last step is in ``final_info``.
     """
+    if not infos:
+        return np.full(len(done), np.nan)
     rows = _info_rows(infos, key, len(done))
     if mode is AutoresetMode.SAME_STEP and done.any():
         rows = np.where(done, _info_rows(infos.get("final_info"), key, len(done)), rows)
@@ -118,6 +120,12 @@ class _Recording:
     task_ids: list[np.ndarray] = field(default_factory=list)
     # (step, row, observation) of truncated steps: what the value bootstraps from.
     finals: list[tuple[int, int, Any]] = field(default_factory=list)
+
+
+_STATE = (
+    "policy_version", "recent_returns", "recent_lengths", "_seed", "_observation", "_idle", "_returns",
+    "_lengths",
+)
 
 
 class Collector:
@@ -170,6 +178,19 @@ class Collector:
         self._idle[:] = False
         self._returns[:] = 0.0
         self._lengths[:] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next rollout depends on, besides the environment, the policy and the generator."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`, in an environment whose state was restored too."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+
+    def restart(self, seed: int) -> None:
+        """Forget all unfinished episodes; the next reset seeds row i with ``seed + i``."""
+        self._seed, self._observation = seed, None
 
     def collect(self, n_steps: int) -> Rollout:
         """Take ``n_steps`` vector steps from where the last rollout ended."""

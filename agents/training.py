@@ -1,4 +1,4 @@
-"""What the algorithm files share: configuration checks, minibatches, one thread, saving.
+"""What the algorithm files share: configuration checks, minibatches, one thread.
 
 Functions, not a base class: an algorithm calls what it needs and stays readable by itself.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import copy
 import difflib
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -200,85 +198,3 @@ def single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def save_state(path: str | Path, state: dict[str, Any]) -> None:
-    """Write a state atomically: a reader sees the old file or the new one, never half of one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
-
-
-def load_state(path: str | Path, algorithm: str) -> dict[str, Any]:
-    """Read what `save_state` wrote; nothing in the file is executed.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not a saved agent, or one of another algorithm.
-    """
-    try:
-        state = torch.load(path, weights_only=True)
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} is not a saved agent: {error}") from error
-    if not isinstance(state, dict) or state.get("algorithm") != algorithm:
-        found = state.get("algorithm") if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"{path} holds {found!r}, expected an agent saved by {algorithm!r}")
-    return state
-
-
-def save_agent(path: str | Path, algorithm: str, agent: Any) -> None:
-    """Write configuration, weights, optimiser and random state of one of our agents."""
-    config = dict(vars(agent.config))
-    if not isinstance(config["policy"], str):
-        config["policy"] = None  # given as an object: must be given again
-    save_state(
-        path,
-        {
-            "algorithm": algorithm,
-            "config": config,
-            "reference": agent.reference is not None,
-            "policy": agent.policy.state_dict(),
-            "optimizer": agent.optimizer.state_dict(),
-            "generator": agent.generator.get_state(),
-            "num_timesteps": agent.num_timesteps,
-            "n_updates": agent.n_updates,
-        },
-    )
-
-
-def load_agent(
-    path: str | Path, algorithm: str, kind: Any, env: Any, reference: Any, policy: Any
-) -> Any:
-    """An agent of class ``kind`` from `save_agent`'s file.
-
-    Raises:
-        ValueError: as `load_state`; or a reference or policy that was given as an object is missing;
-            or the environment's spaces do not fit the saved weights.
-    """
-    state = load_state(path, algorithm)
-    config = state["config"]
-    for name, given, needed in (
-        ("reference", reference, state["reference"]),
-        ("policy", policy, config["policy"] is None),
-    ):
-        if needed and given is None:
-            raise ValueError(f"{path} was trained with a {name} of its own; pass {name}= to load it")
-    if policy is not None:
-        config = {**config, "policy": policy}
-    agent = kind(env, reference=reference, **config)
-    try:
-        agent.policy.load_state_dict(state["policy"])
-    except RuntimeError as error:
-        raise ValueError(
-            f"{path} does not fit this environment ({agent.env.single_observation_space}, "
-            f"{agent.env.single_action_space}): {error}"
-        ) from error
-    agent.optimizer.load_state_dict(state["optimizer"])
-    agent.generator.set_state(state["generator"])
-    agent.num_timesteps = state["num_timesteps"]
-    agent.n_updates = state["n_updates"]
-    return agent
