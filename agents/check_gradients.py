@@ -1,0 +1,121 @@
+"""Checks for agents with the hooks of `agents.checking`: what the gradient may depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from agents.check_tools import (
+    GRADIENT_TOLERANCE,
+    CheckSkipped,
+    Subject,
+    fail,
+    gradient,
+    relative_difference,
+    require_mask,
+    with_garbage_where_masked,
+    with_padding,
+)
+
+N_PADDING = 7  # steps of padding behind a rollout
+
+
+def padding(subject: Subject) -> str | None:
+    """Masked steps behind a rollout do not change the gradient."""
+    agent, rollout, batch = subject.experienced()
+    n_rows = max(N_PADDING, len(require_mask(rollout)) // 4)
+    padded = gradient(agent, agent.prepare(with_padding(rollout, n_rows)))
+    difference = relative_difference(gradient(agent, batch), padded)
+    if difference > GRADIENT_TOLERANCE:
+        fail(f"{n_rows} masked steps behind the rollout change the gradient by {difference:.2g} of its norm",
+             f"no change (at most {GRADIENT_TOLERANCE})",
+             "the loss averaged over padding: .mean() instead of a sum over the mask divided by its count",
+             "normalising over padding", "the last real step bootstraps from the padding")
+    return f"relative change {difference:.2g}"
+
+
+def masked_steps(subject: Subject) -> str | None:
+    """What stands in masked steps is not read: other actions, rewards and values change nothing."""
+    agent, rollout, _ = subject.experienced()
+    padded = with_padding(rollout, N_PADDING)
+    n_masked = int((~require_mask(padded).bool()).sum())
+    clean = gradient(agent, agent.prepare(padded))
+    garbled = gradient(agent, agent.prepare(with_garbage_where_masked(padded, subject.seed)))
+    difference = relative_difference(clean, garbled)
+    if not difference <= GRADIENT_TOLERANCE:
+        fail(f"other content in {n_masked} masked steps changes the gradient by {difference:.2g} of its norm",
+             f"no change (at most {GRADIENT_TOLERANCE})",
+             "the critic is fitted to masked steps too", "an autoreset's reset step taken for a real one",
+             "advantages accumulated across masked steps", "a masked value used for bootstrapping")
+    return f"{n_masked} masked steps, relative change {difference:.2g}"
+
+
+def minibatch_order(subject: Subject) -> str | None:
+    """The gradient does not depend on the order of the samples."""
+    agent, _, batch = subject.experienced()
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(subject.seed))
+    difference = relative_difference(gradient(agent, batch), gradient(agent, batch.select(order)))
+    if difference > GRADIENT_TOLERANCE:
+        fail(f"batch.select(permutation) changes the gradient by {difference:.2g} of its norm",
+             f"no change (at most {GRADIENT_TOLERANCE})",
+             "one field of the batch shuffled apart from the others",
+             "weights per position in the batch", "dropout or other noise in the loss")
+    return f"relative change {difference:.2g}"
+
+
+def accumulation(subject: Subject) -> str | None:
+    """Gradients of parts, weighted by their sizes, add up to that of the whole."""
+    agent, _, batch = subject.experienced()
+    n = len(batch)
+    if n < 3:
+        raise CheckSkipped(f"the batch has {n} samples, too few to take apart")
+    bounds = [0, max(1, n // 6), max(2, n // 2), n]  # unequal parts: a plain mean of them is wrong
+    total = torch.zeros(())
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        part = gradient(agent, batch.select(torch.arange(start, end)))
+        total = total + (end - start) / n * part
+    difference = relative_difference(gradient(agent, batch), total)
+    if difference > GRADIENT_TOLERANCE:
+        fail(f"the size-weighted sum over parts differs from the whole by {difference:.2g} of its norm",
+             f"equality (at most {GRADIENT_TOLERANCE}): the loss is a mean over the samples it is given",
+             "the loss of a minibatch divided by a fixed number, not by its size",
+             "a mean of means over parts of different sizes",
+             "normalising inside the loss (it belongs in prepare or minibatches)")
+    return f"relative difference {difference:.2g}"
+
+
+def minibatches(subject: Subject) -> str | None:
+    """The minibatches of an update hold every sample equally often, its fields still together."""
+    agent, _, batch = subject.experienced()
+    n = len(batch)
+    # A field that no minibatch computes with carries each sample's number through the shuffling.
+    tagged = replace(batch, old_log_probs=torch.arange(n, dtype=torch.float64))
+    counts = torch.zeros(n, dtype=torch.long)
+    for part in agent.minibatches(tagged):
+        index = part.old_log_probs.long()
+        counts += torch.bincount(index, minlength=n)
+        torn = [name for name, value in vars(part).items() if _torn(name, value, getattr(batch, name), index)]
+        if torn:
+            fail(f"in a minibatch of {len(index)} samples the {', '.join(torn)} belong to other samples than "
+                 "old_log_probs",
+                 "one permutation for all fields (advantages may be scaled and shifted)",
+                 "one field shuffled apart, or not shuffled", "a field sorted or sliced by itself")
+    if counts.min() != counts.max():
+        fail(f"some samples come {int(counts.min())} times, others {int(counts.max())} times",
+             "every sample equally often",
+             "the last, short minibatch is dropped", "indices drawn with replacement")
+    return f"{n:,} samples, each {int(counts[0])} times"
+
+
+def _torn(name: str, value: Tensor | None, original: Tensor | None, index: Tensor) -> bool:
+    if name == "old_log_probs" or value is None or original is None:
+        return False
+    expected = original[index]
+    if name != "advantages":
+        return not torch.equal(value, expected)
+    # Whitening is a straight line through (original, whitened) with a positive slope.
+    a, b = expected.double() - expected.double().mean(), value.double() - value.double().mean()
+    size = float(a.norm() * b.norm())
+    return size > 0 and float(a @ b) / size < 0.999
