@@ -1,0 +1,453 @@
+"""The rollout record against episodes that are written down, in every autoreset mode."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import SyncVectorEnv
+from scripted import DISABLED, MODES, NEXT_STEP, SAME_STEP, Script, ScriptedEnv, vector
+
+import llmgym  # noqa: F401  (registers the ids)
+from agents.advantages import gae
+from agents.batch import Batch, make_batch
+from agents.policies import TablePolicy, make_policy
+from agents.rollout import Collector, Rollout
+from agents.training import minibatches
+from llmgym import AnswerPool
+
+
+def table(values: list[float], n_actions: int = 2) -> TablePolicy:
+    """A policy whose critic says values[s] of observation s."""
+    rng = np.random.default_rng(0)
+    policy = TablePolicy(len(values), n_actions, rng.normal(size=(len(values), n_actions)))
+    policy.values.data = torch.tensor(values, dtype=torch.float32)
+    return policy
+
+
+def collector(env, policy, seed: int | None = 0, reference=None) -> Collector:
+    return Collector(env, policy, torch.Generator().manual_seed(0), seed, reference)
+
+
+def advantages(rollout: Rollout, gamma: float = 1.0, lam: float = 1.0) -> torch.Tensor:
+    return gae(rollout.rewards, rollout.values, rollout.next_values, rollout.terminated, rollout.truncated,
+               gamma, lam, rollout.mask)  # fmt: skip
+
+
+# --- where the value of a next observation comes from ---
+
+# Observations 0, 1, then the final one 2; the next episode has 3, 4, 5. Values of B10 and B11.
+VALUES = [0.5, 0.5, 0.9, 0.4, 0.4, 0.3]
+
+
+def two_episodes(ends: str) -> list[Script]:
+    return [Script([0, 1, 2], [1, 1], ends), Script([3, 4, 5, 5], [1, 1, 1])]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [("terminated", [1.5, 0.5, 0, 1.9, 0.9]), ("truncated", [2.4, 1.4, 0, 1.9, 0.9]),
+     ("terminated truncated", [1.5, 0.5, 0, 1.9, 0.9])],
+    ids=["B10", "B11", "both"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["sync", "native"])
+def test_next_step_autoreset(kind, ends, expected):
+    """The reset step counts for nothing; its observation is the final one of the episode before."""
+    env = vector(kind, NEXT_STEP, [two_episodes(ends)], 6)
+    rollout = collector(env, table(VALUES)).collect(5)
+    assert rollout.mask[:, 0].tolist() == [True, True, False, True, True]
+    assert rollout.rewards[:, 0].tolist() == [1, 1, 0, 1, 1]
+    np.testing.assert_allclose(advantages(rollout)[:, 0], expected, atol=1e-6)
+    assert len(make_batch(rollout, rollout.rewards, rollout.rewards)) == 4
+
+
+@pytest.mark.parametrize(("kind", "mode"), [m for m in MODES if m.values[1] is SAME_STEP])
+def test_same_step_autoreset_B12(kind, mode):
+    """values[2] belongs to the new episode, the truncated step bootstraps from the final observation.
+
+    With the reset observation the advantages would be [1.7, .7, 1.1].
+    """
+    scripts = [Script([0, 1, 2], [1, 1], "truncated"), Script([3, 4, 4], [1, 1])]
+    env = vector(kind, mode, [scripts], 5)
+    rollout = collector(env, table([0.5, 0.5, 0.9, 0.2, 0.3])).collect(3)
+    assert rollout.observations[:, 0].tolist() == [0, 1, 3]
+    assert rollout.mask.all()
+    np.testing.assert_allclose(advantages(rollout)[:, 0], [2.4, 1.4, 1.1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ends", "advantage"), [("", 8.0), ("terminated", -1.0)], ids=["B13-not-done", "B13-terminated"]
+)
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_the_last_step_of_a_rollout(kind, mode, ends, advantage):
+    env = vector(kind, mode, [[Script([0, 1, 1], [1, 1]) if not ends else Script([0, 1], [1], ends)]], 2)
+    rollout = collector(env, table([2.0, 10.0])).collect(1)
+    np.testing.assert_allclose(advantages(rollout, 0.9, 0.95), [[advantage]], atol=1e-6)
+
+
+@pytest.mark.parametrize("ends", ["terminated", "truncated"])
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_every_mode_gives_the_same_advantages(kind, mode, ends):
+    """Only where the masked steps lie differs: the executed steps and their advantages do not."""
+    env = vector(kind, mode, [two_episodes(ends)], 6)
+    rollout = collector(env, table(VALUES)).collect(5 if mode is NEXT_STEP else 4)
+    executed = rollout.mask[:, 0]
+    assert rollout.observations[executed, 0].tolist() == [0, 1, 3, 4]
+    expected = {"terminated": [1.5, 0.5, 1.9, 0.9], "truncated": [2.4, 1.4, 1.9, 0.9]}[ends]
+    np.testing.assert_allclose(advantages(rollout)[executed, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_rows_end_at_different_times(kind, mode):
+    """Row 0 is truncated after one step, row 1 after three, again and again."""
+    short, long = Script([0, 1], [1], "truncated"), Script([2, 3, 4, 5], [1, 2, 3], "terminated")
+    env = vector(kind, mode, [[short], [long]], 6)
+    policy = table([0.0, 10.0, 20.0, 30.0, 40.0, 50.0])
+    rollout = collector(env, policy).collect(7)
+    for row, (script, following) in enumerate(((short, [10.0]), (long, [30.0, 40.0, None]))):
+        executed = rollout.mask[:, row]
+        n = len(script.rewards)
+        seen, times = rollout.observations[executed, row].tolist(), range(int(executed.sum()))
+        assert seen == [script.observations[t % n] for t in times]
+        assert rollout.rewards[executed, row].tolist() == [script.rewards[t % n] for t in times]
+        ends = (rollout.terminated | rollout.truncated)[executed, row].tolist()
+        assert ends == [t % n == n - 1 for t in times]
+        for t, value in zip(times, rollout.next_values[executed, row].tolist(), strict=True):
+            if following[t % n] is not None:  # of a terminated step it is not read
+                assert value == following[t % n]
+    assert rollout.episodes.lengths.tolist().count(3) >= 1
+    assert (rollout.rewards[~rollout.mask] == 0).all() and (rollout.episode_index[~rollout.mask] == -1).all()
+    if mode is DISABLED and kind == "native":
+        # Row 0 waits for row 1: executed in steps 0, 3, 6.
+        assert rollout.mask[:, 0].tolist() == [True, False, False, True, False, False, True]
+        assert rollout.mask[:, 1].all()
+
+
+# --- the table of episodes ---
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+@pytest.mark.parametrize("sizes", [[12], [1] * 12, [2] * 6, [5, 7], [3, 1, 8]], ids=str)
+def test_episodes_do_not_depend_on_where_rollouts_are_cut(kind, mode, sizes):
+    rows = [
+        [Script([0, 1, 1, 1], [1, 10, 100], "terminated"), Script([2, 1, 1], [3, 30], "truncated")],
+        [Script([3, 1], [7], "terminated"), Script([4, 1, 1, 1, 1], [0.5, 0.25, 2, 4], "terminated")],
+    ]
+    collected = collector(vector(kind, mode, rows, 5), table([0.0] * 5))
+    rollouts = [collected.collect(n) for n in sizes]
+    found: list[list[tuple[float, int, int]]] = []
+    for rollout in rollouts:
+        episodes = rollout.episodes
+        found += zip(episodes.returns.tolist(), episodes.lengths.tolist(), episodes.task_ids.tolist(),
+                     strict=True)  # fmt: skip
+
+    whole = collector(vector(kind, mode, rows, 5), table([0.0] * 5)).collect(12)
+    steps, ended = np.nonzero((whole.terminated | whole.truncated).numpy())
+    expected, played = [], [0, 0]
+    for row in ended:
+        script = rows[row][played[row] % 2]
+        expected.append((sum(script.rewards), len(script.rewards), played[row]))
+        played[row] += 1
+    assert (np.diff(steps) >= 0).all() and len(expected) >= 4
+    assert found == expected
+    assert list(collected.recent_returns) == [e[0] for e in expected]
+    assert list(collected.recent_lengths) == [e[1] for e in expected]
+
+
+def test_episode_index_points_from_each_step_to_its_episode():
+    rows = [[Script([0, 1, 1], [1, 1], "terminated")], [Script([0, 1, 1, 1], [1, 1, 1], "truncated")]]
+    rollout = collector(vector("native", SAME_STEP, rows, 2), table([0.0, 0.0])).collect(5)
+    assert rollout.episode_index[:, 0].tolist() == [0, 0, 2, 2, -1]
+    assert rollout.episode_index[:, 1].tolist() == [1, 1, 1, -1, -1]
+    assert rollout.episodes.lengths.tolist() == [2, 3, 2]
+
+
+def test_counting_with_autoreset_H08():
+    """Two episodes of three steps in next-step mode take seven calls of step and are six steps."""
+    row = ScriptedEnv([Script([0, 1, 1, 1], [1, 1, 1], "terminated")], 2)
+    env = SyncVectorEnv([lambda: row])
+    calls = 0
+    step = env.step
+
+    def counted(actions):
+        nonlocal calls
+        calls += 1
+        return step(actions)
+
+    env.step = counted
+    rollout = collector(env, table([0.0, 0.0])).collect_episodes(2)
+    assert calls == 7
+    assert rollout.episodes.lengths.tolist() == [3, 3] and rollout.episodes.returns.tolist() == [3, 3]
+    assert rollout.n_steps == 6 == row.steps
+
+
+def test_sub_environments_get_consecutive_seeds_H01():
+    rows = [ScriptedEnv([Script([0, 1], [1], "terminated")], 2) for _ in range(3)]
+    collected = collector(SyncVectorEnv([lambda r=r: r for r in rows]), table([0.0, 0.0]), seed=7)
+    collected.collect(6)
+    assert [row.seeds[0] for row in rows] == [7, 8, 9]
+    assert all(seed is None for row in rows for seed in row.seeds[1:])
+    collected.reset()
+    assert [row.seeds[-1] for row in rows] == [None] * 3
+
+
+def test_equal_seeds_start_equal_episodes():
+    def first_observations(seed):
+        env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3)
+        policy = make_policy("auto", env, torch.Generator().manual_seed(0))
+        return collector(env, policy, seed).collect(1).observations[0]
+
+    same = first_observations(7)
+    assert torch.equal(same, first_observations(7)) and not torch.equal(same, first_observations(8))
+    assert not torch.equal(same[0], same[1])
+
+
+# --- whole episodes ---
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_collect_episodes_takes_the_first_whole_ones_of_every_row(kind, mode):
+    """The long episode is in the record although the short row ends five times in the meantime."""
+    short, long = [Script([0, 1], [1], "terminated")], [Script([2, 1, 1, 1, 1, 1], [1] * 5, "truncated")]
+    collected = collector(vector(kind, mode, [short, long], 3), table([0.0] * 3))
+    for _ in range(3):  # rows go on between the calls: each one starts anew
+        rollout = collected.collect_episodes(2)
+        assert sorted(rollout.episodes.lengths.tolist()) == [1, 1, 5, 5]
+        assert rollout.mask.sum(0).tolist() == [2, 10] and rollout.n_steps == 12
+        assert (rollout.episode_index[rollout.mask] >= 0).all()
+        steps = [rollout.observations[rollout.mask[:, row], row].tolist() for row in (0, 1)]
+        assert steps == [[0, 0], [2, 1, 1, 1, 1] * 2]
+    assert len(collected.recent_returns) == 12
+
+
+def test_collect_episodes_does_not_favour_short_ones():
+    """Lengths 1 and 9, equally often: the mean length of the record is 5 and not near 1."""
+
+    class CoinFlip(gym.Env):
+        observation_space, action_space = gym.spaces.Discrete(1), gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.left = 1 if self.np_random.random() < 0.5 else 9
+            return 0, {}
+
+        def step(self, action):
+            self.left -= 1
+            return 0, 0.0, self.left == 0, False, {}
+
+    collected = collector(SyncVectorEnv([CoinFlip] * 50), table([0.0]))
+    lengths = np.concatenate([collected.collect_episodes(1).episodes.lengths for _ in range(8)])
+    assert len(lengths) == 400
+    # standard error 4 / sqrt(400) = 0.2
+    assert lengths.mean() == pytest.approx(5.0, abs=0.8)
+
+
+def test_collect_starts_anew_after_collect_episodes():
+    env = vector("native", SAME_STEP, [[Script([0, 1, 1], [1, 1], "terminated")], [Script([0, 1], [1], "terminated")]], 2)
+    collected = collector(env, table([0.0, 0.0]))
+    collected.collect_episodes(1)
+    rollout = collected.collect(2)
+    assert rollout.observations[0].tolist() == [0, 0]
+    assert rollout.episodes.lengths.tolist() == [1, 2, 1]
+
+
+# --- the record itself ---
+
+
+def test_the_record_is_a_replay_of_the_environment():
+    """CartPole stepped by hand with the recorded actions gives the recorded rewards and observations."""
+    env = SyncVectorEnv([lambda: gym.make("CartPole-v1", max_episode_steps=17)] * 2)
+    policy = make_policy("auto", env, torch.Generator().manual_seed(3))
+    rollout = collector(env, policy, seed=5).collect(60)
+    assert rollout.truncated.any() and rollout.terminated.any()
+    for row in range(2):
+        plain = gym.make("CartPole-v1", max_episode_steps=17)
+        observation, _ = plain.reset(seed=5 + row)
+        over = False
+        for t in range(60):
+            np.testing.assert_array_equal(rollout.observations[t, row], observation)
+            assert bool(rollout.mask[t, row]) is not over
+            if over:
+                observation, _ = plain.reset()
+                over = False
+                continue
+            step = plain.step(int(rollout.actions[t, row]))
+            observation, reward, terminated, truncated, _ = step
+            over = terminated or truncated
+            recorded = [x[t, row].item() for x in (rollout.rewards, rollout.terminated, rollout.truncated)]
+            assert recorded == [reward, terminated, truncated]
+            if not terminated:
+                value = policy.value(torch.tensor(observation)[None]).item()
+                assert rollout.next_values[t, row].item() == pytest.approx(value, abs=1e-6)
+
+
+def test_observations_are_copied():
+    """An environment that writes every observation into one array."""
+
+    class Reuser(gym.Env):
+        observation_space = gym.spaces.Box(-1000, 1000, (1,), np.float32)
+        action_space = gym.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self.state = np.zeros(1, np.float32)
+            return self.state, {}
+
+        def step(self, action):
+            self.state += 1
+            return self.state, 0.0, False, bool(self.state[0] % 3 == 0), {}
+
+    env = SyncVectorEnv([Reuser], copy=False)
+    policy = make_policy("auto", env, torch.Generator().manual_seed(0))
+    rollout = collector(env, policy).collect(7)
+    assert rollout.observations.flatten().tolist() == [0, 1, 2, 3, 0, 1, 2]
+    value = policy.value(torch.tensor([[3.0]])).item()
+    assert rollout.next_values[2, 0].item() == pytest.approx(value, abs=1e-6)
+
+
+def test_first_evaluation_has_ratio_one_C01():
+    env = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 4)
+    for policy in (make_policy("auto", env, torch.Generator().manual_seed(0)),):
+        rollout = collector(env, policy).collect(64)
+        again = policy.evaluate(rollout.observations.flatten(0, 1), rollout.actions.flatten())
+        ratio = torch.exp(again.log_prob - rollout.log_probs.flatten())
+        assert (ratio - 1).abs().max() <= 1e-5
+        single = torch.stack([policy.evaluate(o[None], a[None]).log_prob[0] for o, a in
+                              zip(rollout.observations[:, 0], rollout.actions[:, 0], strict=True)])  # fmt: skip
+        np.testing.assert_allclose(single.detach(), rollout.log_probs[:, 0], atol=1e-5)
+    assert not any(x.requires_grad for x in vars(rollout).values() if isinstance(x, torch.Tensor))
+
+
+def test_executed_actions_are_the_recorded_ones():
+    row = ScriptedEnv([Script([0, 1, 1, 1], [1, 1, 1], "truncated")], 2)
+    rollout = collector(SyncVectorEnv([lambda: row]), table([0.0, 0.0])).collect(40)
+    assert rollout.actions[rollout.mask].tolist() == row.actions
+    assert set(row.actions) == {0, 1}
+
+
+def test_box_actions_are_clipped_for_the_environment_and_recorded_as_sampled():
+    class Bounded(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gym.spaces.Box(-0.5, 0.5, (1,), np.float32)
+        seen: list[float] = []
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            self.seen.append(float(action[0]))
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    env = SyncVectorEnv([Bounded])
+    policy = make_policy("auto", env, torch.Generator().manual_seed(0))
+    rollout = collector(env, policy).collect(100)
+    raw = rollout.actions.flatten()
+    assert (raw.abs() > 0.5).any()
+    np.testing.assert_allclose(raw.clamp(-0.5, 0.5), Bounded.seen, atol=1e-6)
+    expected = torch.distributions.Normal(0.0, 1.0).log_prob(raw)  # mean 0 at observation 0
+    np.testing.assert_allclose(rollout.log_probs.flatten(), expected, atol=1e-5)
+
+
+# --- the reference ---
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_reference_log_probs_come_from_the_info_of_each_step(kind, mode):
+    rows = [[Script([0, 1, 1], [1, 1], "terminated", [-0.25, -0.5])],
+            [Script([0, 1, 1, 1], [1, 1, 1], "truncated", [-1, -2, -3])]]  # fmt: skip
+    rollout = collector(vector(kind, mode, rows, 2), table([0.0, 0.0])).collect(8)
+    assert rollout.ref_log_probs is not None and rollout.ref_log_probs.isfinite().all()
+    for row, cycle in enumerate(([-0.25, -0.5], [-1, -2, -3])):
+        recorded = rollout.ref_log_probs[rollout.mask[:, row], row].tolist()
+        assert recorded == [cycle[t % len(cycle)] for t in range(len(recorded))]
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_reference_log_probs_of_the_answer_pool(mode):
+    pool = AnswerPool.random(3, 6, seed=0)
+    env = gym.make_vec("AnswerPool-v0", num_envs=4, pool=pool, autoreset_mode=mode)
+    rollout = collector(env, make_policy("auto", env, torch.Generator())).collect(6)
+    assert rollout.ref_log_probs is not None
+    observations, actions = rollout.flat(rollout.observations), rollout.flat(rollout.actions)
+    expected = np.log(pool.ref_probs)[observations, actions]
+    np.testing.assert_allclose(rollout.flat(rollout.ref_log_probs), expected, atol=1e-6)
+    # The table starts at the reference, so both are the policy's own.
+    np.testing.assert_allclose(rollout.flat(rollout.log_probs), expected, atol=1e-6)
+    np.testing.assert_array_equal(rollout.flat(rollout.rewards), pool.proxy[observations, actions].astype("f4"))
+    tasks = rollout.observations[rollout.mask & rollout.terminated]
+    assert rollout.episodes.task_ids.tolist() == tasks.tolist()
+
+
+def test_an_explicit_reference_takes_precedence():
+    rows = [[Script([0, 1, 1], [1, 1], "terminated", [-0.25, -0.5])]]
+    reference = table([0.0, 0.0])
+    reference.logits.data = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    collected = collector(vector("sync", NEXT_STEP, rows, 2), table([0.0, 0.0]), reference=reference)
+    rollout = collected.collect(9)
+    expected = torch.log_softmax(reference.logits.detach(), -1)[rollout.observations, rollout.actions]
+    np.testing.assert_allclose(rollout.ref_log_probs, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("ref_logp", [None, [-0.5, None]], ids=["never", "some steps"])
+def test_without_a_reference_for_every_step_there_is_none(ref_logp):
+    rows = [[Script([0, 1, 1], [1, 1], "terminated", ref_logp)]]
+    rollout = collector(vector("sync", NEXT_STEP, rows, 2), table([0.0, 0.0])).collect(4)
+    assert rollout.ref_log_probs is None
+    assert make_batch(rollout, rollout.rewards, rollout.rewards).ref_log_probs is None
+
+
+def test_reference_log_probs_may_be_arrays_of_no_dimension():
+    """Then Gymnasium's info is an array of objects, with None in the rows that have none."""
+    rows = [[Script([0, 1, 1], [1, 1], "terminated", [np.array(-0.25), np.array(-0.5)])],
+            [Script([0, 1, 1, 1], [1] * 3, "terminated", [np.array(-0.25)] * 3)]]  # fmt: skip
+    rollout = collector(vector("sync", NEXT_STEP, rows, 2), table([0.0, 0.0])).collect(3)
+    assert rollout.ref_log_probs is not None
+    assert rollout.ref_log_probs[:, 0].tolist() == [-0.25, -0.5, 0.0]
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_names_its_row_and_step(bad):
+    good = Script([0, 1, 1, 1, 1], [1, 1, 1, 1], "terminated")
+    broken = Script([0, 1, 1, 1], [1, 1, bad], "terminated")
+    env = vector("sync", NEXT_STEP, [[good], [good], [broken]], 2)
+    with pytest.raises(ValueError, match=rf"reward={bad} of environment row 2 at step 2"):
+        collector(env, table([0.0, 0.0])).collect(4)
+
+
+# --- batches of executed steps ---
+
+
+def batch(n: int) -> Batch:
+    x = torch.arange(n, dtype=torch.float32)
+    return Batch(x, x + 100, x + 200, None, x + 300, x + 400, x + 500)
+
+
+def test_one_permutation_for_all_fields_D07():
+    sample = Batch(
+        observations=torch.tensor([ord(c) for c in "abcd"]), actions=torch.arange(4), ref_log_probs=None,
+        old_log_probs=torch.zeros(4), old_values=torch.zeros(4),
+        advantages=torch.tensor([0.5, -0.5, -1, 1]), returns=torch.tensor([1.0, 0, 10, 12]),
+    )  # fmt: skip
+    shuffled = sample.select(torch.tensor([2, 0, 3, 1]))
+    assert shuffled.returns.tolist() == [10, 1, 12, 0]
+    assert shuffled.advantages.tolist() == [-1, 0.5, 1, -0.5]
+    assert "".join(map(chr, shuffled.observations.tolist())) == "cadb"
+
+
+def test_minibatches_hold_every_sample_once_C21():
+    generator = torch.Generator().manual_seed(0)
+    orders = []
+    for _ in range(3):
+        parts = list(minibatches(batch(10), 4, generator))
+        assert [len(p) for p in parts] == [4, 4, 2]
+        order = torch.cat([p.observations for p in parts])
+        assert sorted(order.tolist()) == list(range(10))
+        for part in parts:  # no field is shuffled apart from the others
+            fields = (part.actions, part.old_log_probs, part.advantages, part.returns, part.old_values)
+            for k, x in enumerate(fields, 1):
+                assert torch.equal(x, part.observations + 100 * k)
+        orders.append(order.tolist())
+    assert orders[0] != orders[1] != orders[2]
+    assert [len(p) for p in minibatches(batch(10), 3, generator)] == [3, 3, 3, 1]
+    assert [len(p) for p in minibatches(batch(10), 10, generator)] == [10]
