@@ -54,6 +54,10 @@ class LossTerms(NamedTuple):
     kl: Tensor
     ratio: Tensor
 
+    def detach(self) -> LossTerms:
+        """The numbers without the graph behind them."""
+        return LossTerms(*(term.detach() for term in self))
+
 
 def make_batch(rollout: Rollout, advantages: Tensor, returns: Tensor) -> Batch:
     """Flatten a rollout, with advantages and returns [T, N], to its executed steps."""

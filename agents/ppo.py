@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ def ppo_loss(evaluation: Evaluation, batch: Batch, config: PPOConfig, clip: floa
         value_loss(evaluation.value, batch.returns, batch.old_values, config.clip_range_vf)
     )
     entropy = masked_mean(evaluation.entropy)
-    total = policy + config.vf_coef * value - config.ent_coef * entropy
+    total = policy + config.vf_coef * value
+    if config.ent_coef > 0:  # a term with factor 0 would still cost its backward pass
+        total = total - config.ent_coef * entropy
     kl = torch.zeros(())
     if config.beta > 0 and config.kl_in == "loss":
         assert batch.ref_log_probs is not None
@@ -132,7 +135,7 @@ class PPO:
         self.policy = training.build_policy(
             self.config.policy, self.env, self.generator, self.config.policy_kwargs
         )
-        self.optimizer = training.make_adam(self.policy)
+        self.optimizer = training.FlatAdam(self.policy)
         self.reference = training.frozen(reference)
         self.collector = Collector(self.env, self.policy, self.generator, seed, self.reference)
         self.num_timesteps = 0
@@ -197,11 +200,23 @@ class PPO:
         return None if value is None else schedule(value)(progress_remaining)
 
     def minibatches(self, batch: Batch) -> Iterator[Batch]:
-        """One epoch: every sample once, in shuffled minibatches, advantages whitened in each."""
-        for part in training.minibatches(batch, self.config.batch_size, self.generator):
-            if self.config.normalize_advantage:
-                part = replace(part, advantages=whiten(part.advantages, ddof=1))
-            yield part
+        """The minibatches of an update: n_epochs times every sample once, shuffled each time.
+
+        Advantages are whitened within each minibatch.
+        """
+        cfg = self.config
+        if len(batch) <= cfg.batch_size:
+            # Means over all samples do not depend on their order: each epoch is the same minibatch.
+            yield from repeat(self._whitened(batch), cfg.n_epochs)
+            return
+        for _ in range(cfg.n_epochs):
+            for part in training.minibatches(batch, cfg.batch_size, self.generator):
+                yield self._whitened(part)
+
+    def _whitened(self, batch: Batch) -> Batch:
+        if not self.config.normalize_advantage:
+            return batch
+        return replace(batch, advantages=whiten(batch.advantages, ddof=1))
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One PPO update: n_epochs over the rollout in minibatches. Returns its metrics."""
@@ -211,27 +226,20 @@ class PPO:
         clip = self.clip_range(progress_remaining)
         training.set_learning_rate(self.optimizer, learning_rate)
 
-        sums = dict.fromkeys(UPDATE_METRICS, 0.0)
-        seen, first_update, stopped = 0, self.n_updates, False
-        for _ in range(cfg.n_epochs):
-            for part in self.minibatches(batch):
-                terms = self.loss(part, progress_remaining)
-                stats = loss_metrics(terms, clip)
-                if cfg.target_kl is not None and stats["train/approx_kl"] > 1.5 * cfg.target_kl:
-                    stopped = True  # before the step, and out of both loops
-                    break
-                stats["train/grad_norm"] = training.gradient_step(
-                    terms.total, self.optimizer, cfg.max_grad_norm
-                )
-                self.n_updates += 1
-                for name, value in stats.items():
-                    sums[name] += value * len(part)
-                seen += len(part)
-            if stopped:
+        history: list[LossTerms] = []
+        grad_norms: list[float] = []
+        stopped = False
+        for part in self.minibatches(batch):
+            terms = self.loss(part, progress_remaining)
+            if cfg.target_kl is not None and approx_kl(terms.ratio) > 1.5 * cfg.target_kl:
+                stopped = True  # before the step, and no further epoch follows
                 break
-        self.collector.policy_version += self.n_updates > first_update
+            grad_norms.append(training.gradient_step(terms.total, self.optimizer, cfg.max_grad_norm))
+            history.append(terms.detach())
+        self.n_updates += len(history)
+        self.collector.policy_version += 1
 
-        metrics = {name: total / max(seen, 1) for name, total in sums.items()}
+        metrics = update_metrics(history, clip)
         if batch.ref_log_probs is not None:
             metrics["train/kl_ref"] = float((batch.old_log_probs - batch.ref_log_probs).mean())
         return metrics | training.rollout_metrics(self.collector) | {
@@ -239,6 +247,7 @@ class PPO:
             "train/learning_rate": learning_rate,
             "train/clip_range": float("nan") if clip is None else clip,
             "train/n_updates": self.n_updates,
+            "train/grad_norm": float(np.mean(grad_norms)),
             "train/explained_variance": training.explained_variance(batch.old_values, batch.returns),
             "train/early_stop": float(stopped),
         }
@@ -270,23 +279,21 @@ class PPO:
         return checkpoint.load_agent(path, cls, env, reference, policy)
 
 
-UPDATE_METRICS = (
-    "train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy",
-    "train/approx_kl", "train/clip_fraction", "train/kl_loss", "train/grad_norm",
-)
+def approx_kl(ratio: torch.Tensor) -> float:
+    """KL(old policy || current policy), estimator k3, of samples from the old one; ratio [B]."""
+    log_ratio = torch.log(ratio.detach())
+    return k3(torch.zeros_like(log_ratio), log_ratio).mean().item()
 
 
-def loss_metrics(terms: LossTerms, clip: float | None) -> dict[str, float]:
-    """Metrics of one minibatch, before its optimiser step."""
-    with torch.no_grad():
-        outside = 0.0 if clip is None else clip_fraction(terms.ratio, clip).mean().item()
-        log_ratio = torch.log(terms.ratio)
-        return {
-            "train/loss": terms.total.item(),
-            "train/policy_gradient_loss": terms.policy.item(),
-            "train/value_loss": terms.value.item(),
-            "train/entropy": terms.entropy.item(),
-            "train/approx_kl": k3(torch.zeros_like(log_ratio), log_ratio).mean().item(),
-            "train/clip_fraction": outside,
-            "train/kl_loss": terms.kl.item(),
-        }
+def update_metrics(history: list[LossTerms], clip: float | None) -> dict[str, float]:
+    """Means over all samples of an update, each minibatch weighted by its size."""
+    ratio = torch.cat([terms.ratio for terms in history])
+    sizes = torch.tensor([float(len(terms.ratio)) for terms in history])
+    names = ("loss", "policy_gradient_loss", "value_loss", "entropy", "kl_loss")
+    values = torch.stack([torch.stack(terms[: len(names)]) for terms in history])  # [minibatches, 5]
+    means = (sizes @ values / sizes.sum()).tolist()
+    return {
+        **{f"train/{name}": mean for name, mean in zip(names, means, strict=True)},
+        "train/approx_kl": approx_kl(ratio),
+        "train/clip_fraction": 0.0 if clip is None else clip_fraction(ratio, clip).mean().item(),
+    }

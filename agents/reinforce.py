@@ -90,7 +90,7 @@ class Reinforce:
         self.policy = training.build_policy(
             self.config.policy, self.env, self.generator, self.config.policy_kwargs
         )
-        self.optimizer = training.make_adam(self.policy)
+        self.optimizer = training.FlatAdam(self.policy)
         self.reference = training.frozen(reference)
         self.collector = Collector(self.env, self.policy, self.generator, seed, self.reference)
         self.num_timesteps = 0
@@ -163,7 +163,7 @@ class Reinforce:
         evaluation = self.policy.evaluate(batch.observations, batch.actions)
         policy = masked_mean(policy_gradient_loss(evaluation.log_prob, batch.advantages))
         entropy = masked_mean(evaluation.entropy)
-        total = policy - cfg.ent_coef * entropy
+        total = policy - cfg.ent_coef * entropy if cfg.ent_coef > 0 else policy
         value = torch.zeros(())
         if cfg.baseline == "value":
             # vf_coef multiplies the squared error, as in PPO; value_loss is half of that.

@@ -58,7 +58,7 @@ class Args:
     epochs: int = 4
     """Passes over the answers of a round."""
     learning_rate: float | None = None
-    """Adam's step size, constant. By default 0.03 where the policy is a table, else 0.003."""
+    """Adam's step size, constant. By default 0.03 where the policy is a table, else 0.001."""
     clip: float = 0.05
     """Clip range of the probability ratio."""
     runs: int = 10
@@ -119,7 +119,7 @@ def agent_config(args: Args, beta: float, samples: int) -> dict[str, Any]:
     rate = args.learning_rate
     if rate is None:
         # A step in a table moves one answer, a step in a network's weights moves all of them.
-        rate = 0.03 if ":" not in args.agent else 0.003
+        rate = 0.03 if ":" not in args.agent else 0.001
     settings = {
         "beta": beta,
         "n_steps": 1,

@@ -63,6 +63,8 @@ class MLPPolicy(nn.Module):
             pair = [_orthogonal(n_in, n_out, math.sqrt(2.0), generator) for _ in (ACTOR, CRITIC)]
             self.weights.append(nn.Parameter(torch.stack(pair)))
             self.biases.append(nn.Parameter(torch.zeros(2, 1, n_out)))
+        # Indexing a ParameterList takes longer than one of its layers: keep the same parameters as pairs.
+        self._layers = list(zip(self.weights, self.biases, strict=True))
         self.actor_weight = nn.Parameter(_orthogonal(net_arch[-1], outputs, 0.01, generator))
         self.actor_bias = nn.Parameter(torch.zeros(outputs))
         self.critic_weight = nn.Parameter(_orthogonal(net_arch[-1], 1, 1.0, generator))
@@ -75,7 +77,7 @@ class MLPPolicy(nn.Module):
     def _tower(self, observations: Tensor, which: int) -> Tensor:
         """Last hidden layer of the actor or the critic alone: [B, H]."""
         hidden = self._features(observations)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
+        for weight, bias in self._layers:
             hidden = torch.addmm(bias[which], hidden, weight[which]).tanh()
         return hidden
 
@@ -90,7 +92,7 @@ class MLPPolicy(nn.Module):
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actor output [B, A] or [B, D] and values [B] in one pass."""
         hidden = self._features(observations).expand(2, -1, -1)  # [2, B, D]
-        for weight, bias in zip(self.weights, self.biases, strict=True):
+        for weight, bias in self._layers:
             hidden = torch.baddbmm(bias, hidden, weight).tanh()  # [2, B, H]
         actor, critic = hidden
         output = torch.addmm(self.actor_bias, actor, self.actor_weight)
