@@ -40,6 +40,13 @@ class Agent(Protocol):
         """Write the agent to ``path``."""
 
 
+class _OneEnv(SyncVectorEnv):
+    """A vector environment of one that does not own it: being forgotten must not close it."""
+
+    def __del__(self) -> None:
+        """Gymnasium 1.0 closes the environments of a vector environment that is collected."""
+
+
 def as_vector_env(env: Any) -> VectorEnv:
     """A VectorEnv as it is; a plain Env as a vector environment of one.
 
@@ -49,7 +56,7 @@ def as_vector_env(env: Any) -> VectorEnv:
     if isinstance(env, VectorEnv):
         return env
     if isinstance(env, gym.Env):
-        return SyncVectorEnv([lambda: env])
+        return _OneEnv([lambda: env])
     raise TypeError(
         f"env is a {type(env).__name__}; allowed: a gymnasium.Env (gym.make) or a "
         "gymnasium.vector.VectorEnv (gym.make_vec)"
