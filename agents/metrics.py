@@ -7,6 +7,7 @@ logged, so the page is complete.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 
@@ -101,12 +102,13 @@ class TrainingLog:
         if unknown:
             raise KeyError(f"metrics {unknown} are not described in agents.metrics.METRICS")
         if self._lines is not None and self._events is not None:
-            # JSON has no NaN; a value that is not defined yet (no episode has ended) is null.
-            clean = {k: (v if v == v else None) for k, v in metrics.items()}
+            # JSON has neither NaN (no episode has ended yet) nor infinity (the KL of an unclipped ratio
+            # that overflowed): both are null.
+            clean = {k: (v if math.isfinite(v) else None) for k, v in metrics.items()}
             self._lines.write(json.dumps({"step": step, **clean}) + "\n")
             self._lines.flush()
             for name, value in metrics.items():
-                if value == value:
+                if math.isfinite(value):
                     self._events.add_scalar(name, value, step)
         mean = metrics.get("rollout/ep_rew_mean", float("nan"))
         self._bar.update(
