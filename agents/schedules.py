@@ -6,6 +6,7 @@ A schedule is written as a number (constant) or as a string ``"lin_0.001"`` (fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 Schedule = Callable[[float], float]
@@ -18,22 +19,20 @@ def schedule(value: float | str, name: str = "value") -> Schedule:
     Stable-Baselines3), and returns the value to use.
 
     Raises:
-        ValueError: the value is neither a number nor ``"lin_<number>"``; ``name`` says which field.
+        ValueError: the value is neither a finite number >= 0 nor ``"lin_<such a number>"``; ``name``
+            says which field.
     """
+    start = float("nan")
     if isinstance(value, str):
         prefix, _, number = value.partition("_")
-        try:
-            start = float(number)
-        except ValueError:
-            start = float("nan")
-        if prefix != "lin" or start != start:
-            raise ValueError(
-                f"{name}={value!r} is not a schedule; allowed: a number such as 0.001, or 'lin_0.001'"
-            )
-        return lambda progress_remaining: start * progress_remaining
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        with suppress(ValueError):
+            start = float(number) if prefix == "lin" else start
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        start = float(value)
+    if not (math.isfinite(start) and start >= 0.0):
         raise ValueError(
-            f"{name}={value!r} is not a schedule; allowed: a number such as 0.001, or 'lin_0.001'"
+            f"{name}={value!r} is not a schedule; allowed: a number >= 0 such as 0.001, or 'lin_0.001'"
         )
-    constant = float(value)
-    return lambda progress_remaining: constant
+    if isinstance(value, str):
+        return lambda progress_remaining: start * progress_remaining
+    return lambda progress_remaining: start
