@@ -78,8 +78,8 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         training.check_fields(
-            self, n_steps=">= 1", batch_size=">= 1", n_epochs=">= 1", gamma="in [0, 1]",
-            gae_lambda="in [0, 1]", clip_range_vf="> 0", ent_coef=">= 0", vf_coef=">= 0",
+            self, n_steps="integer >= 1", batch_size="integer >= 1", n_epochs="integer >= 1",
+            gamma="in [0, 1]", gae_lambda="in [0, 1]", clip_range_vf="> 0", ent_coef=">= 0", vf_coef=">= 0",
             max_grad_norm="> 0", target_kl="> 0", beta=">= 0",
         )
         schedule(self.learning_rate, "learning_rate")

@@ -62,7 +62,7 @@ class ReinforceConfig:
 
     def __post_init__(self) -> None:
         training.check_fields(
-            self, n_episodes=">= 1", gamma="in [0, 1]", ent_coef=">= 0", vf_coef=">= 0",
+            self, n_episodes="integer >= 1", gamma="in [0, 1]", ent_coef=">= 0", vf_coef=">= 0",
             max_grad_norm="> 0", beta=">= 0",
         )
         training.check_choice("baseline", self.baseline, BASELINES)

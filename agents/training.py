@@ -26,9 +26,10 @@ C = TypeVar("C")
 
 
 def check_fields(config: Any, **allowed: str) -> None:
-    """Check numbers of a configuration: ``check_fields(cfg, n_steps=">= 1", gamma="in [0, 1]")``.
+    """Check numbers of a configuration: ``check_fields(cfg, beta=">= 0", gamma="in [0, 1]")``.
 
-    Fields that are None pass (their meaning is "off"). A field must be finite.
+    Fields that are None pass (their meaning is "off"). A field must be finite, and an integer where the
+    rule begins with "integer": ``check_fields(cfg, n_steps="integer >= 1")``.
 
     Raises:
         ValueError: names the field, its value and what is allowed.
@@ -39,7 +40,9 @@ def check_fields(config: Any, **allowed: str) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise ValueError(f"{name}={value!r} must be a number {rule}")
-        relation, _, bound = rule.partition(" ")
+        if rule.startswith("integer") and not isinstance(value, int):
+            raise ValueError(f"{name}={value!r} must be {rule}")
+        relation, _, bound = rule.removeprefix("integer ").partition(" ")
         good = {
             ">=": lambda v, b: v >= float(b),
             ">": lambda v, b: v > float(b),
@@ -72,7 +75,8 @@ def make_config(kind: type[C], given: dict[str, Any]) -> C:
             raise TypeError(
                 f"{kind.__name__} has no field {name!r}{hint} Fields: {', '.join(names)}"
             )
-    return kind(**given)
+    # NumPy's numbers, as a sweep over linspace has them, would not be read back from a saved agent.
+    return kind(**{k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()})
 
 
 def make_generator(seed: int | None) -> torch.Generator:
