@@ -90,7 +90,10 @@ def make_generator(seed: int | None) -> torch.Generator:
 
 
 def build_policy(policy: str | Policy, env: VectorEnv, generator: torch.Generator, kwargs: Any) -> Any:
-    """A policy by name, or the given one as it is."""
+    """A policy by name, or the given one as it is, in evaluation mode.
+
+    Dropout would give every forward another policy: the ratio of an untrained one would not be 1.
+    """
     if isinstance(policy, str):
         return make_policy(policy, env, generator, **(kwargs or {}))
     if not isinstance(policy, Policy):
@@ -98,12 +101,17 @@ def build_policy(policy: str | Policy, env: VectorEnv, generator: torch.Generato
             f"policy is a {type(policy).__name__}; allowed: 'auto', 'table', 'mlp', or an object with "
             "the methods of agents.policies.Policy"
         )
+    if isinstance(policy, nn.Module):
+        policy.eval()
     return policy
 
 
 def frozen(reference: Policy | None) -> Policy | None:
     """A copy of the reference that no training can move."""
-    return None if reference is None else copy.deepcopy(reference)
+    copied = copy.deepcopy(reference)
+    if isinstance(copied, nn.Module):
+        copied.eval()
+    return copied
 
 
 def reference_log_probs(rollout: Rollout, beta: float) -> Tensor:
