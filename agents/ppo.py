@@ -171,8 +171,11 @@ class PPO:
         return self
 
     def collect(self) -> Rollout:
-        """The next ``n_steps`` vector steps of experience."""
-        return self.collector.collect(self.config.n_steps)
+        """The next ``n_steps`` vector steps of experience, in which some action is executed."""
+        rollout = self.collector.collect(self.config.n_steps)
+        while not rollout.n_steps:  # nothing but reset steps: short episodes and n_steps=1
+            rollout = self.collector.collect(self.config.n_steps)
+        return rollout
 
     def prepare(self, rollout: Rollout) -> Batch:
         """Rewards (less the KL penalty, if it is there) to advantages and returns."""
