@@ -101,6 +101,10 @@ class TrainingLog:
         unknown = sorted(set(metrics) - set(METRICS))
         if unknown:
             raise KeyError(f"metrics {unknown} are not described in agents.metrics.METRICS")
+        self.write_foreign(step, completed, metrics)
+
+    def write_foreign(self, step: int, completed: int, metrics: dict[str, float]) -> None:
+        """`write` for the metrics of another library, which has its own names for them."""
         if self._lines is not None and self._events is not None:
             # JSON has neither NaN (no episode has ended yet) nor infinity (the KL of an unclipped ratio
             # that overflowed): both are null.

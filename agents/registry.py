@@ -73,6 +73,17 @@ def make(name: str, env: Any, seed: int | None = None, **config: Any) -> Any:
     return agent
 
 
+def load(name: str, path: Any, env: Any) -> Any:
+    """The agent that ``make(name, env).save(path)`` wrote, on ``env``."""
+    if name.partition(":")[0] in SB3_PREFIXES:
+        from agents.sb3 import load_sb3
+
+        return load_sb3(name, path, env)
+    factory = resolve(name)
+    kind: Any = factory if inspect.isclass(factory) else type(factory(env))
+    return kind.load(path, env)
+
+
 def resolve(name: str) -> Factory:
     """The factory behind a name, called as ``factory(env, seed=seed, **config)``; see `make`."""
     module_name, colon, attribute = name.partition(":")

@@ -20,12 +20,15 @@ import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecMonitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
+from agents.metrics import TrainingLog
 from agents.schedules import schedule
 from agents.vector_rows import (
     copy_observation,
@@ -262,7 +265,74 @@ def _check_on_policy(cls: type[BaseAlgorithm], beta: float) -> None:
         )
 
 
+# --------------------------------------------------------------------------- runs
+
+
+class _RunLogger(KVWriter):
+    """Writes what SB3 logs as a run folder's metrics, and moves the progress bar."""
+
+    def __init__(self, log: TrainingLog) -> None:
+        self._log = log
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        numbers = {k: float(v) for k, v in key_values.items() if isinstance(v, int | float | np.number)}
+        self._log.write_foreign(step, step, numbers)
+
+    def close(self) -> None:
+        pass
+
+
+class _SaveBetweenRollouts(BaseCallback):
+    """Calls ``save`` about every so many steps, where SB3 holds no unfinished rollout."""
+
+    def __init__(self, every: int, save: Callable[[BaseAlgorithm, int], None]) -> None:
+        super().__init__()
+        self._every, self._save = every, save
+
+    def _on_training_start(self) -> None:
+        self._saved_at = self.num_timesteps
+
+    def _on_rollout_start(self) -> None:
+        if self.model.num_timesteps - self._saved_at >= self._every:
+            self._saved_at = self.model.num_timesteps
+            self._save(self.model, self.model.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def learn_in_folder(
+    model: BaseAlgorithm,
+    total_timesteps: int,
+    run_dir: str | Path,
+    progress_bar: bool,
+    save_every: int,
+    save: Callable[[BaseAlgorithm, int], None],
+) -> None:
+    """Train until the model has had ``total_timesteps``, with metrics in ``run_dir``.
+
+    A loaded model goes on where it was saved, schedules included; what SB3 does not save (rollouts and
+    replay buffers, random states, the environment) starts anew.
+
+    Args:
+        save_every: environment steps between two calls of ``save(model, step)``; there is one at the
+            end too.
+    """
+    done = model.num_timesteps
+    with TrainingLog(total_timesteps, run_dir, progress_bar, done, resume_at=done) as log:
+        model.set_logger(Logger(None, [_RunLogger(log)]))
+        model.learn(
+            total_timesteps - done, _SaveBetweenRollouts(save_every, save), reset_num_timesteps=done == 0
+        )
+    save(model, model.num_timesteps)
+
+
 # --------------------------------------------------------------------------- models
+
+
+def sb3_names() -> list[str]:
+    """The agent names of all algorithms that are installed."""
+    return list(_classes())
 
 
 def sb3_class(name: str) -> type[BaseAlgorithm]:
