@@ -206,7 +206,7 @@ def gradient_step(loss: Tensor, optimizer: FlatAdam, max_norm: float | None) -> 
     norm = float(torch.linalg.vector_norm(gradient))
     if not math.isfinite(norm):
         raise FloatingPointError(
-            f"the gradient's norm is {norm} at loss {float(loss)}; lower learning_rate or "
+            f"the gradient's norm is {norm} at loss {loss.item()}; lower learning_rate or "
             "max_grad_norm, or look for extreme rewards"
         )
     if max_norm is not None and norm > max_norm:
