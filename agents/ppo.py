@@ -163,7 +163,7 @@ class PPO:
         with training.single_thread(), run:
             while run.steps_left > 0:
                 rollout = self.collect()
-                self.num_timesteps += rollout.n_steps
+                self.num_timesteps += rollout.env_steps
                 metrics = self.update(rollout, run.progress_remaining)
                 run.record(metrics)
                 if callback is not None and callback(self) is False:

@@ -107,6 +107,9 @@ class Reinforce:
     ) -> Reinforce:
         """Train for at least ``total_timesteps`` more environment steps, in whole episodes.
 
+        A row of a vector environment that has its episodes goes on until the others have theirs. Those
+        steps are not learned from but are counted (none in disabled autoreset mode, where it waits).
+
         Args:
             run_dir: folder for metrics.jsonl and TensorBoard events.
             callback: called after every iteration; returning False ends training.
@@ -118,7 +121,7 @@ class Reinforce:
         with training.single_thread(), run:
             while run.steps_left > 0:
                 rollout = self.collect()
-                self.num_timesteps += rollout.n_steps
+                self.num_timesteps += rollout.env_steps
                 metrics = self.update(rollout, run.progress_remaining)
                 run.record(metrics)
                 if callback is not None and callback(self) is False:

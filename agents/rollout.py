@@ -56,6 +56,9 @@ class Rollout:
     terminated, truncated   [T, N]       bool
     mask                    [T, N]       bool: an action was executed and counts
     episode_index           [T, N]       row of ``episodes`` a step belongs to, -1 if unfinished
+    policy_version          int          of the policy that sampled the actions
+    env_steps               int          environment steps taken: also those of rows that went on while
+                                         others finished the episodes that were asked for
     ======================  ===========  ==========================================================
     """
 
@@ -72,10 +75,11 @@ class Rollout:
     episode_index: Tensor
     episodes: Episodes
     policy_version: int
+    env_steps: int
 
     @property
     def n_steps(self) -> int:
-        """Number of executed environment steps."""
+        """Number of steps in the record; ``env_steps`` counts those that had to be taken for it."""
         return int(self.mask.sum())
 
     def flat(self, x: Tensor) -> Tensor:
@@ -118,6 +122,7 @@ class _Recording:
     mask: list[np.ndarray] = field(default_factory=list)
     ref_logp: list[np.ndarray] = field(default_factory=list)
     task_ids: list[np.ndarray] = field(default_factory=list)
+    env_steps: int = 0
     # (step, row, observation) of truncated steps: what the value bootstraps from.
     finals: list[tuple[int, int, Any]] = field(default_factory=list)
 
@@ -235,6 +240,7 @@ class Collector:
 
         t = len(recording.rewards)
         executed = wanted & ~self._idle
+        recording.env_steps += self._idle.size - int(self._idle.sum())
         if not np.isfinite(reward).all():
             bad = int(np.flatnonzero(~np.isfinite(reward))[0])
             raise ValueError(
@@ -296,6 +302,7 @@ class Collector:
             episode_index=torch.from_numpy(episode_index),
             episodes=episodes,
             policy_version=self.policy_version,
+            env_steps=recording.env_steps,
         )
 
     def _bootstrap_values(self, recording: _Recording, n_envs: int) -> Tensor:
