@@ -224,7 +224,8 @@ def test_token_rewards_of_odd_rows():
 
 
 def test_kl_in_reward_by_hand():
-    np.testing.assert_allclose(kl_in_reward([1.0, 2.0], [-1.0, -2.0], [-1.5, -1.0], 0.2), [0.9, 2.2], atol=1e-6)
+    rewards = kl_in_reward([1.0, 2.0], [-1.0, -2.0], [-1.5, -1.0], 0.2)
+    np.testing.assert_allclose(rewards, [0.9, 2.2], atol=1e-6)
     with pytest.raises(ValueError, match="ref_logp"):
         kl_in_reward([1.0, 2.0], [-1.0, -2.0], [-1.5], 0.2)
     logp = torch.zeros(2, requires_grad=True)
