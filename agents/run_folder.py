@@ -130,6 +130,12 @@ def save_foreign(folder: Path, agent: Any, step: int) -> None:
         shutil.rmtree(old)
 
 
+def clear_unfinished(folder: Path) -> None:
+    """Delete the saves that a kill broke off."""
+    for unfinished in (folder / "checkpoints").glob("*.tmp"):
+        shutil.rmtree(unfinished)
+
+
 def foreign_saves(folder: Path) -> list[Path]:
     """Folders with an agent's own save, the newest first."""
     found = (folder / "checkpoints").glob("[0-9]*")

@@ -22,7 +22,15 @@ import numpy as np
 
 import llmgym  # noqa: F401  (registers its ids with Gymnasium)
 from agents.files import write_json
-from agents.run_folder import RunConfig, UserError, foreign_saves, read_config, save_foreign, steps_of
+from agents.run_folder import (
+    RunConfig,
+    UserError,
+    clear_unfinished,
+    foreign_saves,
+    read_config,
+    save_foreign,
+    steps_of,
+)
 
 EVALUATION_SEED = 10_000  # of the first episode: not one that training has seen
 
@@ -179,6 +187,7 @@ def _learn(
         return agent, state["call"]["exact"]
     from agents import registry
 
+    clear_unfinished(folder)
     done = 0
     saves = foreign_saves(folder) if resume else []
     if saves:

@@ -242,6 +242,7 @@ def test_sb3_resumes_from_its_own_save_and_says_that_it_is_not_exact(tmp_path, c
     assert [int(s.name) for s in saves] == [400, 300]
     saves[0].rename(saves[0].with_suffix(".tmp"))
     assert main(["resume", str(out)]) == 0
+    assert not list(out.rglob("*.tmp"))
     captured = capsys.readouterr()
     assert "resumed at step 300, but not exactly" in captured.err and "not exactly" in captured.out
     result = json.loads((out / "result.json").read_text())
