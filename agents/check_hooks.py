@@ -13,6 +13,7 @@ from agents.check_tools import (
     RATIO_TOLERANCE,
     CheckSkipped,
     Subject,
+    VectorProbe,
     fail,
     load_like,
     trainable,
@@ -50,7 +51,7 @@ def sampling(subject: Subject) -> str | None:
         for p in trainable(agent).values():
             p.add_(0.2 * torch.randn(p.shape, generator=generator).to(p.dtype))
     surprises, entropies, n = [], 0.0, 0
-    while n < 4_000:
+    while n < 2_500:
         batch = agent.prepare(agent.collect())
         surprises.append(-batch.old_log_probs.double())
         entropies += float(agent.loss(batch, 1.0).entropy.detach()) * len(batch)
@@ -177,8 +178,8 @@ def training_after_load(subject: Subject) -> str | None:
 
     def environment() -> Any:
         if subject.n_envs == 1:
-            return gym.make("AnswerPool-v0", pool=pool)
-        return gym.make_vec("AnswerPool-v0", num_envs=subject.n_envs, pool=pool)
+            return subject.environment(lambda: gym.make("AnswerPool-v0", pool=pool))[0]
+        return VectorProbe(gym.make_vec("AnswerPool-v0", num_envs=subject.n_envs, pool=pool))
 
     agent = subject.agent(environment())
     agent.learn(256)
@@ -208,13 +209,8 @@ def resume(subject: Subject) -> str | None:
     if missing:
         raise CheckSkipped(f"learn() has no parameter {', '.join(missing)}")
 
-    def plain_environment() -> Any:
-        if subject.n_envs == 1:
-            return gym.make(subject.env_id)
-        return gym.make_vec(subject.env_id, num_envs=subject.n_envs, vectorization_mode="sync")
-
     def train(name: str, total: int, **arguments: Any) -> Any:
-        agent = subject.agent(plain_environment())
+        agent = subject.fresh()
         agent.learn(total, run_dir=subject.folder / name, checkpoint_every=1, **arguments)
         return agent
 

@@ -45,11 +45,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from agents import check_gradients, check_hooks, check_protocol, registry
+from agents import check_gradients, check_hooks, check_predict, check_protocol, registry
 from agents.check_tools import CheckFailed, CheckSkipped, Subject, global_states_kept
 from agents.training import single_thread
 
@@ -72,14 +72,14 @@ UPDATE = (*LOSS, "update")
 CHECKS = (
     Check(check_protocol.construction),
     Check(check_protocol.actions),
-    Check(check_protocol.deterministic),
+    Check(check_predict.deterministic),
     Check(check_protocol.seed),
     Check(check_protocol.save_load),
     Check(check_protocol.learning),
     Check(check_protocol.timesteps),
-    Check(check_protocol.environment_random_state),
-    Check(check_protocol.global_random_state),
-    Check(check_protocol.inputs_unchanged),
+    Check(check_predict.environment_random_state),
+    Check(check_predict.global_random_state),
+    Check(check_predict.inputs_unchanged),
     Check(check_hooks.first_ratio, LOSS),
     Check(check_hooks.sampling, LOSS),
     Check(check_hooks.reference_kl, (*DATA, "action_probabilities")),
@@ -128,14 +128,13 @@ class Report:
         head = {"agent": self.agent, "env_id": self.env_id, "passed": self.passed}
         return json.dumps({**head, "results": results})
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         statuses = [result.status for result in self.results]
         counts = ", ".join(f"{statuses.count(status)} {status}" for status in STYLES)
-        title = f"{self.agent} on {self.env_id}: {counts}"
-        table = Table("check", "status", "what was seen", title=title, title_justify="left")
+        table = Table("check", "status", "what was seen")
         for name, status, message in self.results:
             table.add_row(name, Text(status, STYLES[status]), Text(message))
-        return table
+        return Group(Text(f"{self.agent} on {self.env_id}: {counts}"), table)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=110)
