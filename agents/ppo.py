@@ -49,7 +49,9 @@ class PPOConfig:
     target_kl             stop an update once its approximate KL exceeds 1.5 times this; None: off
     beta                  factor of the KL to the reference policy; 0: none
     kl_in                 "reward": -beta * k1 per step, its optimum is the closed form
-                          ref * exp(r / beta); "loss": beta * kl_estimator of the sampled actions
+                          ref * exp(r / beta); "loss": beta * kl_estimator of the sampled actions. In
+                          the loss, normalize_advantage divides the reward and not the KL, so beta
+                          then weighs against rewards of deviation 1: turn it off for that optimum
     kl_estimator          "k1", "k2" or "k3", for kl_in="loss" (see agents.kl: k2 has the gradient of
                           the KL objective on-policy, k3 another fixed point, k1 no expected gradient)
     policy                "auto", "table", "mlp" (see agents.policies) or a Policy
@@ -217,7 +219,8 @@ class PPO:
                 yield self._whitened(part)
 
     def _whitened(self, batch: Batch) -> Batch:
-        if not self.config.normalize_advantage:
+        # A single sample has no deviation: it keeps its advantage, as in Stable-Baselines3.
+        if not self.config.normalize_advantage or len(batch) == 1:
             return batch
         return replace(batch, advantages=whiten(batch.advantages, ddof=1))
 

@@ -28,6 +28,7 @@ def _reinforce(env: Any, **config: Any) -> Any:
 
 _FACTORIES: dict[str, Factory] = {"ppo": _ppo, "reinforce": _reinforce}
 SB3_PREFIXES = ("sb3", "sb3_contrib")
+SB3_PACKAGES = ("stable_baselines3", "sb3_contrib")
 
 
 def names() -> list[str]:
@@ -75,7 +76,7 @@ def make(name: str, env: Any, seed: int | None = None, **config: Any) -> Any:
 
 def load(name: str, path: Any, env: Any) -> Any:
     """The agent that ``make(name, env).save(path)`` wrote, on ``env``."""
-    if name.partition(":")[0] in SB3_PREFIXES:
+    if is_sb3(name):
         from agents.sb3 import load_sb3
 
         return load_sb3(name, path, env)
@@ -86,20 +87,42 @@ def load(name: str, path: Any, env: Any) -> Any:
 
 def resolve(name: str) -> Factory:
     """The factory behind a name, called as ``factory(env, seed=seed, **config)``; see `make`."""
-    module_name, colon, attribute = name.partition(":")
+    _, colon, attribute = name.partition(":")
     if not colon:
         if name not in _FACTORIES:
             near = difflib.get_close_matches(name, names(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
-                f"unknown agent {name!r}{hint} Registered: {', '.join(names())}; "
+                f"unknown agent {name!r}; {hint}registered: {', '.join(names())}; "
                 "also 'sb3:PPO', 'sb3_contrib:TRPO' and 'package.module:Class'"
             )
         return _FACTORIES[name]
-    if module_name in SB3_PREFIXES:
+    if is_sb3(name):
         from agents.sb3 import sb3_factory
 
         return sb3_factory(name)
+    found = import_class(name)
+    if not callable(found):
+        raise ValueError(f"agent {name!r}: {attribute} is a {type(found).__name__}, not a class")
+    return found
+
+
+def is_sb3(name: str) -> bool:
+    """Whether a name is that of an SB3 or sb3-contrib class, or of somebody's subclass of one."""
+    prefix, colon, _ = name.partition(":")
+    if not colon or prefix in SB3_PREFIXES:
+        return bool(colon)
+    bases = getattr(import_class(name), "__mro__", ())
+    return any(base.__module__.partition(".")[0] in SB3_PACKAGES for base in bases)
+
+
+def import_class(name: str) -> Any:
+    """What ``"package.module:Class"`` names.
+
+    Raises:
+        ValueError: no such module, or nothing of that name in it, with the nearest name.
+    """
+    module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -128,7 +151,7 @@ def config_fields(name: str) -> set[str]:
     ours = {"ppo": PPOConfig, "reinforce": ReinforceConfig}
     if name in ours:
         return {f.name for f in fields(ours[name])} | {"reference"}
-    if name.partition(":")[0] in SB3_PREFIXES:
+    if is_sb3(name):
         from agents.sb3 import sb3_config_fields
 
         return sb3_config_fields(name)

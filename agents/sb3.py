@@ -29,6 +29,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices
 
 from agents.metrics import TrainingLog
+from agents.registry import SB3_PREFIXES, import_class
 from agents.schedules import schedule
 from agents.vector_rows import (
     copy_observation,
@@ -336,13 +337,16 @@ def sb3_names() -> list[str]:
 
 
 def sb3_class(name: str) -> type[BaseAlgorithm]:
-    """The algorithm class of ``"sb3:PPO"`` or ``"sb3_contrib:TRPO"``.
+    """The algorithm class of ``"sb3:PPO"``, ``"sb3_contrib:TRPO"`` or ``"package.module:Subclass"``.
 
     Raises:
         ValueError: no such algorithm; the message has the nearest name and the list.
         ModuleNotFoundError: sb3-contrib, which is optional, is not installed.
     """
-    package = PACKAGES.get(name.partition(":")[0])
+    prefix = name.partition(":")[0]
+    if prefix not in SB3_PREFIXES:
+        return import_class(name)
+    package = PACKAGES.get(prefix)
     if package and find_spec(package) is None:
         pip_name = package.replace("_", "-")
         raise ModuleNotFoundError(f"agent {name!r} needs {pip_name}: pip install {pip_name}")

@@ -20,8 +20,12 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
         )
     if not isinstance(action_space, spaces.Discrete | spaces.Box):
         raise ValueError(f"action_space={action_space} is not supported; allowed: Discrete, Box")
-    if isinstance(action_space, spaces.Box) and len(action_space.shape) != 1:
-        raise ValueError(f"action_space={action_space} is not supported; a Box must have shape [D]")
+    if isinstance(action_space, spaces.Box) and (
+        len(action_space.shape) != 1 or not np.issubdtype(action_space.dtype, np.floating)
+    ):
+        raise ValueError(
+            f"action_space={action_space} is not supported; a Box must have shape [D] and a float dtype"
+        )
 
 
 def flat_size(space: spaces.Space) -> int:

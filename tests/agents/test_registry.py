@@ -109,7 +109,7 @@ def test_the_environment_stays_open(env):
 def test_unknown_names_give_the_nearest(env):
     with pytest.raises(ValueError, match="unknown agent 'pppo'; did you mean 'ppo'.*reinforce.*sb3:PPO"):
         agents.make("pppo", env)
-    with pytest.raises(ValueError, match="unknown agent 'xyz'.*Registered: ppo, reinforce"):
+    with pytest.raises(ValueError, match="unknown agent 'xyz'.*registered: ppo, reinforce"):
         agents.make("xyz", env)
 
 
@@ -164,6 +164,19 @@ def test_what_is_missing_behind_a_class_path(env, package):
     package("needy_inside", "import some_agents.missing_part")
     with pytest.raises(ModuleNotFoundError, match="some_agents.missing_part"):
         agents.make("some_agents.needy_inside:Agent", env)
+
+
+def test_a_subclass_of_an_sb3_class_is_made_as_sb3s_own_are(env, tmp_path, monkeypatch):
+    (tmp_path / "their_sb3.py").write_text("from stable_baselines3 import A2C\n\nclass Mine(A2C): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    agent = agents.make("their_sb3:Mine", env, seed=0, learning_rate="lin_0.002", n_steps=4)
+    assert type(agent).__name__ == "Mine" and agent.lr_schedule(0.5) == pytest.approx(0.001)
+    assert {"n_steps", "beta"} <= agents.config_fields("their_sb3:Mine")
+
+
+def test_a_path_to_something_else_is_refused(env):
+    with pytest.raises(ValueError, match="METRICS is a dict, not a class"):
+        agents.make("agents.metrics:METRICS", env)
 
 
 def test_a_class_that_is_no_agent_lists_what_it_lacks(env):
