@@ -23,10 +23,11 @@ from agents import checkpoint, training
 from agents.advantages import gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
 from agents.batch import Batch, LossTerms, make_batch
+from agents.collector import Collector
 from agents.kl import ESTIMATORS, k3
 from agents.losses import clip_fraction, clipped_loss, masked_mean, value_loss
 from agents.policies.base import Evaluation, Policy
-from agents.rollout import Collector, Rollout
+from agents.rollout import Rollout
 from agents.schedules import schedule
 from agents.training_run import TrainingRun
 

@@ -20,9 +20,10 @@ from agents import checkpoint, training
 from agents.advantages import discounted_returns, gae, kl_in_reward, whiten
 from agents.agent import as_vector_env, policy_probabilities, predict_actions
 from agents.batch import Batch, LossTerms, make_batch
+from agents.collector import Collector
 from agents.losses import masked_mean, policy_gradient_loss, value_loss
 from agents.policies.base import Policy
-from agents.rollout import Collector, Rollout
+from agents.rollout import Rollout
 from agents.schedules import schedule
 from agents.training_run import TrainingRun
 

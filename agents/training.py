@@ -19,8 +19,9 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from agents.batch import Batch
+from agents.collector import Collector
 from agents.policies.base import Policy, make_policy
-from agents.rollout import Collector, Rollout
+from agents.rollout import Rollout
 
 C = TypeVar("C")
 

@@ -10,8 +10,9 @@ from scripted import DISABLED, MODES, NEXT_STEP, SAME_STEP, Script, ScriptedEnv,
 import llmgym  # noqa: F401  (registers the ids)
 from agents.advantages import gae
 from agents.batch import Batch, make_batch
+from agents.collector import Collector
 from agents.policies import TablePolicy, make_policy
-from agents.rollout import Collector, Rollout
+from agents.rollout import Rollout
 from agents.training import minibatches
 from llmgym import AnswerPool
 
