@@ -148,7 +148,7 @@ def check_agent(
     env_id: str = "CartPole-v1",
     seed: int = 0,
     n_envs: int = 2,
-    budget: int = 20_000,
+    budget: int = 40_000,
 ) -> Report:
     """Check an agent; nothing it does wrong raises, a check that crashes is a failed one.
 
