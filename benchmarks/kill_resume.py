@@ -104,16 +104,30 @@ def start(args: list[str], log: Path) -> Any:
     return process
 
 
+def newest_time(folder: Path) -> int:
+    """When the newest checkpoint was written, in ns; 0 where there is none."""
+    try:
+        return max((path.stat().st_mtime_ns for path in checkpoints(folder)), default=0)
+    except FileNotFoundError:  # deleted since it was listed, for a newer one
+        return newest_time(folder)
+
+
+def wait_until_at_work(process: Any, folder: Path, before: int) -> None:
+    """Wait for the checkpoint that a process writes as it begins to train, or resumes training."""
+    while newest_time(folder) == before and process.is_alive():
+        time.sleep(0.002)
+
+
 def make_unbroken(kind: Kind) -> None:
-    """Run it in one piece, twice: the second time tells how long it takes with everything loaded."""
-    for folder in (kind.unbroken.with_name("warm-up"), kind.unbroken):
-        begun = time.monotonic()
-        process = start(["train", *kind.args, "--out", str(folder)], kind.unbroken.with_suffix(".txt"))
-        process.join()
-        kind.seconds = time.monotonic() - begun
-        if process.exitcode != 0:
-            raise RuntimeError(f"the unbroken run failed: see {kind.unbroken.with_suffix('.txt')}")
-    shutil.rmtree(kind.unbroken.with_name("warm-up"))
+    """Run it in one piece, and measure how long it is at work."""
+    log = kind.unbroken.with_suffix(".txt")
+    process = start(["train", *kind.args, "--out", str(kind.unbroken)], log)
+    wait_until_at_work(process, kind.unbroken, 0)
+    begun = time.monotonic()
+    process.join()
+    kind.seconds = time.monotonic() - begun
+    if process.exitcode != 0:
+        raise RuntimeError(f"the unbroken run failed: see {log}")
 
 
 def killed_run(kind: Kind, folder: Path, kills: int, rng: np.random.Generator) -> int:
@@ -123,9 +137,13 @@ def killed_run(kind: Kind, folder: Path, kills: int, rng: np.random.Generator) -
     while not (folder / "result.json").exists():
         resume = folder.exists()
         args = ["resume", str(folder)] if resume else ["train", *kind.args, "--out", str(folder)]
+        before = newest_time(folder)
         process = start(args, log)
-        process.join(rng.uniform(0.0, kind.seconds / 2) if hits < kills else None)
-        process.kill()
+        if hits < kills:
+            if rng.random() < 0.8:  # the others may fall into the start
+                wait_until_at_work(process, folder, before)
+            process.join(rng.uniform(0.0, kind.seconds / 4))
+            process.kill()
         process.join()
         if process.exitcode == 0:
             break
@@ -213,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         while done < args.kills:
             kind = min(kinds.values(), key=lambda k: k.kills)
             folder = work_folder / f"killed-{done}"
-            hits = killed_run(kind, folder, min(args.kills - done, 25), rng)
+            hits = killed_run(kind, folder, args.kills - done, rng)
             kind.kills += hits
             done += hits
             progress.update(bar, completed=done)
