@@ -7,6 +7,7 @@ every episode whoever trains: our agents, Stable-Baselines3's or a stranger's.
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,11 +38,20 @@ class EpisodeLog:
     The sub-environments of a vector environment share one log. Those that finish in the same
     vector step are logged in the order of their index. Steps are real transitions: the step on
     which next-step autoreset only resets is not one. An episode that the agent abandons by an
-    early ``reset``, or that the budget cuts, is not logged.
+    early ``reset``, or that the budget cuts, is not logged. `on_episode` is called with each
+    episode as it is logged.
     """
 
     steps: int = 0
     episodes: list[Episode] = field(default_factory=list)
+    on_episode: Callable[[Episode], None] | None = None
+
+    def add(self, total: float, length: int) -> None:
+        """Log an episode that ended at the current number of steps."""
+        episode = Episode(self.steps, total, length)
+        self.episodes.append(episode)
+        if self.on_episode is not None:
+            self.on_episode(episode)
 
     @property
     def returns(self) -> np.ndarray:
@@ -109,7 +119,7 @@ class RecordEpisodes(gym.Wrapper):
         self._total += float(reward)
         if terminated or truncated:
             self._running = False
-            self.log.episodes.append(Episode(self.log.steps, self._total, self._length))
+            self.log.add(self._total, self._length)
         return observation, reward, terminated, truncated, info
 
 

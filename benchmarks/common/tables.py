@@ -42,11 +42,13 @@ def print_table(
     caption: str | None = None,
 ) -> None:
     """Print a table; the first column is left-aligned, the others right-aligned."""
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    # Text, here and below: "[...]" is no markup.
+    shown = None if caption is None else Text(caption)
+    table = Table(title=title, caption=shown, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
         table.add_column(Text(column), justify="left" if index == 0 else "right")
     for row in rows:
-        table.add_row(*map(Text, row))  # Text: "[...]" is no markup
+        table.add_row(*map(Text, row))
     console.print(table)
 
 
