@@ -51,6 +51,7 @@ from rich.text import Text
 
 from agents import check_gradients, check_hooks, check_predict, check_protocol, registry
 from agents.check_tools import CheckFailed, CheckSkipped, Subject, global_states_kept
+from agents.runs import is_foreign
 from agents.training import single_thread
 
 
@@ -147,7 +148,7 @@ def check_agent(
     factory: str | Callable[..., Any],
     env_id: str = "CartPole-v1",
     seed: int = 0,
-    n_envs: int = 2,
+    n_envs: int | None = None,
     budget: int = 40_000,
 ) -> Report:
     """Check an agent; nothing it does wrong raises, a check that crashes is a failed one.
@@ -157,7 +158,8 @@ def check_agent(
             a callable ``factory(env, seed=...)`` that returns an agent.
         env_id: where it is checked. Learning and the reference have small environments of their own.
         seed: of the agents.
-        n_envs: rows of the vector environment; 1 gives a scalar Env, for agents that take no other.
+        n_envs: rows of the vector environment; 1 gives a plain Env, for agents that take no other.
+            None is 1 for a class by its path, as everywhere else, and 2 for all others.
         budget: environment steps within which the agent must learn to name one of three contexts.
 
     Returns:
@@ -167,6 +169,8 @@ def check_agent(
         ValueError: no agent has that name; n_envs or budget is below 1.
         gymnasium.error.Error: no environment has that id.
     """
+    if n_envs is None:
+        n_envs = 1 if isinstance(factory, str) and is_foreign(factory) else 2
     for name, value in (("n_envs", n_envs), ("budget", budget)):
         if value < 1:
             raise ValueError(f"{name}={value!r} must be >= 1")
