@@ -19,7 +19,9 @@ def replace_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+        # newline="": what is written is what is on disk, as the csv module asks.
+        encoding, newline = (None, None) if "b" in mode else ("utf-8", "")
+        with temporary.open(mode, encoding=encoding, newline=newline) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

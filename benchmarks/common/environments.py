@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
 import llmgym  # noqa: F401  (registers its ids with Gymnasium)
-from common.files import replace_file
+from agents.files import replace_file
 
 COLUMNS = ("episode", "step", "return", "length")
 

@@ -1,32 +1,17 @@
-"""Writing files so that a killed process never leaves half a file, and plain JSON."""
+"""Results as plain JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-
-@contextmanager
-def replace_file(path: Path) -> Iterator[IO[str]]:
-    """Open a temporary file for text; it takes the place of `path` when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may keep the rename and lose the text
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+from agents import files
 
 
 def to_plain(value: Any) -> Any:
@@ -54,9 +39,7 @@ def to_plain(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` (see `to_plain`) as indented JSON, whole or not at all."""
-    text = json.dumps(to_plain(value), indent=2, allow_nan=False)
-    with replace_file(path) as file:
-        file.write(text + "\n")
+    files.write_json(path, to_plain(value))
 
 
 def read_json(path: Path) -> Any:

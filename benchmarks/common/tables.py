@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.files import replace_file
+from agents.files import replace_file
 from common.stats import Estimate
 
 

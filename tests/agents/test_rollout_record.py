@@ -5,34 +5,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import SyncVectorEnv
+from recording import collector, table
 from scripted import DISABLED, MODES, NEXT_STEP, SAME_STEP, Script, ScriptedEnv, vector
 
 import llmgym  # noqa: F401  (registers the ids)
-from agents.advantages import gae
 from agents.batch import Batch, make_batch
-from agents.collector import Collector
-from agents.policies import TablePolicy, make_policy
-from agents.rollout import Rollout
+from agents.policies import make_policy
 from agents.training import minibatches
 from llmgym import AnswerPool
-
-
-def table(values: list[float], n_actions: int = 2) -> TablePolicy:
-    """A policy whose critic says values[s] of observation s."""
-    rng = np.random.default_rng(0)
-    policy = TablePolicy(len(values), n_actions, rng.normal(size=(len(values), n_actions)))
-    policy.values.data = torch.tensor(values, dtype=torch.float32)
-    return policy
-
-
-def collector(env, policy, seed: int | None = 0, reference=None) -> Collector:
-    return Collector(env, policy, torch.Generator().manual_seed(0), seed, reference)
-
-
-def advantages(rollout: Rollout, gamma: float = 1.0, lam: float = 1.0) -> torch.Tensor:
-    return gae(rollout.rewards, rollout.values, rollout.next_values, rollout.terminated, rollout.truncated,
-               gamma, lam, rollout.mask)  # fmt: skip
-
 
 # --- the record itself ---
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import llmgym  # noqa: F401  (registers the ids)
-from agents.sb3 import SB3VecEnv
+from agents.sb3_vec_env import SB3VecEnv
 from llmgym.vector import AutoresetMode
 
 N = 3
