@@ -20,7 +20,7 @@ from common.speed_env import NATIVE, SYNC, step_for
 from common.speed_ppo import BARE, OURS, SB3, SB3_OURS, choosing, reaching
 from common.speed_profile import PIECES, PieceTimer, profile, shares
 from common.speed_report import make_ratios, outcome, verdicts
-from common.speed_settings import OURS_BEST, SB3_BEST
+from common.speed_settings import OURS_BEST, SB3_BEST, SB3_ZOO
 from common.timing import Sample, Timing, in_turns, speed_ratios, spread
 from llmgym import AnswerPool
 
@@ -351,7 +351,7 @@ def test_bad_options_are_named(change, message):
 
 def test_best_settings_are_settings_of_both():
     extra = {"env", "n_envs", "total_timesteps"}
-    for settings in (OURS_BEST, SB3_BEST):
+    for settings in (OURS_BEST, SB3_BEST, SB3_ZOO):
         assert set(settings) - extra <= agents.config_fields("ppo") & agents.config_fields("sb3:PPO")
         assert extra <= set(settings)
 
@@ -367,10 +367,10 @@ def test_the_script_end_to_end(tmp_path):
     assert "answer pool, our PPO / SB3's PPO: target 6 times or more" in run.stdout
     assert "[smallest, largest]" in run.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert len(summary["targets"]) == 4 and set(summary["profiles"]) == {"CartPole", "answer pool"}
+    assert len(summary["targets"]) == 5 and set(summary["profiles"]) == {"CartPole", "answer pool"}
     with (tmp_path / "samples.csv").open() as file:
         rows = list(csv.DictReader(file))
-    # 3 environments x 2 sizes x 2 arms, then 2, 3 and 3 arms.
-    assert len(rows) == len(summary["samples"]) == 12 + 2 + 3 + 3
+    # 3 environments x 2 sizes x 2 arms, then 2, 4 and 3 arms.
+    assert len(rows) == len(summary["samples"]) == 12 + 2 + 4 + 3
     assert {row["updates"] for row in rows if row["case"] == "answer pool"} == {"12"}
     assert (tmp_path / "ratios.csv").exists() and (tmp_path / "throughput.png").stat().st_size > 10_000
