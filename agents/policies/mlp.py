@@ -15,12 +15,23 @@ from agents.policies.base import Evaluation
 from agents.policies.spaces import flat_size
 
 ACTOR, CRITIC = 0, 1
+MINUS_ONE = torch.tensor(-1.0)
 
 
 def _orthogonal(rows: int, columns: int, gain: float, generator: torch.Generator) -> Tensor:
     weight = torch.empty(rows, columns)
     nn.init.orthogonal_(weight, gain, generator=generator)
     return weight
+
+
+def _tanh_layer(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``tanh(inputs @ weight + bias)`` for both networks; [2, B, in] -> [2, B, out].
+
+    As ``2 sigmoid(2z) - 1``, within 2e-7 of tanh in float32: torch's sigmoid takes a fifth of the time
+    of its tanh, which is the largest single cost of a network of this size.
+    """
+    doubled = torch.baddbmm(bias, inputs, weight, beta=2, alpha=2)
+    return torch.add(MINUS_ONE, torch.sigmoid(doubled), alpha=2)
 
 
 class MLPPolicy(nn.Module):
@@ -93,7 +104,7 @@ class MLPPolicy(nn.Module):
         """Actor output [B, A] or [B, D] and values [B] in one pass."""
         hidden = self._features(observations).expand(2, -1, -1)  # [2, B, D]
         for weight, bias in self._layers:
-            hidden = torch.baddbmm(bias, hidden, weight).tanh()  # [2, B, H]
+            hidden = _tanh_layer(hidden, weight, bias)  # [2, B, H]
         actor, critic = hidden
         output = torch.addmm(self.actor_bias, actor, self.actor_weight)
         return output, torch.addmm(self.critic_bias, critic, self.critic_weight).squeeze(-1)
