@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
 AgentName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="AGENT")]
 Settings = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")]
 
@@ -142,16 +143,57 @@ def evaluate(
         seed: of the first episode.
         json: print one JSON object, with the return of each episode.
     """
+    config = read_config(run)
+    return _report(run, config, _evaluate(run, config, episodes, deterministic, seed), json)
+
+
+def compare(
+    runs: Runs,
+    episodes: int = 100,
+    deterministic: bool = False,
+    seed: int = EVALUATION_SEED,
+    json: bool = False,
+) -> int:
+    """Evaluate several runs on the same episodes and put them side by side, the best first.
+
+    Args:
+        runs: run folders, of any agents.
+        episodes: whole episodes of each.
+        deterministic: take the most probable action instead of drawing one.
+        seed: of the first episode.
+        json: print one JSON object.
+    """
+    rows = []
+    for run in runs:
+        config = read_config(run)
+        result = _evaluate(run, config, episodes, deterministic, seed)
+        who = {"run": str(run), "agent": config.agent, "env": config.env, "seed": config.seed}
+        rows.append(who | result)
+    rows.sort(key=lambda row: (row["env"], -row["evaluation"]["return_mean"]))
+    if json:
+        return _print_json({"runs": rows})
+    from rich.table import Table
+
+    table = Table("environment", "agent", "return", "standard error", "steps", "run")
+    for row in rows:
+        found, error = row["evaluation"], row["evaluation"]["return_standard_error"]
+        table.add_row(row["env"], row["agent"], f"{found['return_mean']:.2f}",
+                      "-" if error is None else f"{error:.2f}", f"{row['steps']:,}", row["run"])  # fmt: skip
+    _console().print(table)
+    return 0
+
+
+def _evaluate(
+    run: Path, config: RunConfig, episodes: int, deterministic: bool, seed: int
+) -> dict[str, Any]:
     if episodes < 1:
         raise UserError(f"episodes={episodes} must be at least 1")
-    config = read_config(run)
     env = make_env(config)
     agent, path = load_agent(run, config, env)
     with user_errors(f"evaluation of {path}", show_place=is_foreign(config.agent)):
         evaluation = evaluate_agent(agent, config, episodes, deterministic, seed)
     env.close()
-    result = {"steps": steps_of(path), "checkpoint": str(path.relative_to(run)), "evaluation": evaluation}
-    return _report(run, config, result, json)
+    return {"steps": steps_of(path), "checkpoint": str(path.relative_to(run)), "evaluation": evaluation}
 
 
 def resume(run: Run, json: bool = False) -> int:
@@ -227,8 +269,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if args is None else list(args)
     commands: dict[str, Any] = {
-        "envs": envs, "agents": agents, "train": train, "evaluate": evaluate, "resume": resume,
-        "check": check,
+        "envs": envs, "agents": agents, "train": train, "evaluate": evaluate, "compare": compare,
+        "resume": resume, "check": check,
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.showwarning = _one_line_warning

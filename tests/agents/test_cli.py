@@ -130,6 +130,20 @@ def test_a_run_is_a_folder_that_says_all(tmp_path):
         assert torch.equal(weights, state["policy"][name])
 
 
+def test_compare_puts_the_best_run_first(tmp_path, capsys):
+    for name, rate in (("still", 0.0), ("learned", 0.01)):
+        options = ("--n-envs", 4, "--steps", 4000, "--config", "n_steps=32", f"learning_rate={rate}")
+        run_json(capsys, "train", "--env", "CartPole-v1", "--out", tmp_path / name, *options)
+    found = run_json(capsys, "compare", tmp_path / "still", tmp_path / "learned", "--episodes", 20)["runs"]
+    assert [Path(row["run"]).name for row in found] == ["learned", "still"]
+    for row in found:
+        alone = run_json(capsys, "evaluate", row["run"], "--episodes", 20)
+        assert row["evaluation"] == alone["evaluation"] and row["agent"] == "ppo"
+    assert main(["compare", str(tmp_path / "still"), "--episodes", "2"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
+    assert "no-such-run" in error_of(capsys, "compare", tmp_path / "still", tmp_path / "no-such-run")
+
+
 def test_evaluate_plays_the_newest_checkpoint(tmp_path, capsys):
     trained = run_json(capsys, *train_args(tmp_path / "a", "--n-envs", 4, "--config", *QUICK))
     again = run_json(capsys, "evaluate", tmp_path / "a", "--episodes", 20)
