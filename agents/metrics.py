@@ -17,7 +17,6 @@ from agents.files import cut_lines
 
 METRICS: dict[str, str] = {
     "time/total_timesteps": "environment steps executed so far (reset steps do not count)",
-    "time/iterations": "rollouts collected so far",
     "rollout/ep_rew_mean": "mean undiscounted return of the last 100 episodes, without any KL penalty",
     "rollout/ep_len_mean": "mean length of the last 100 episodes, in steps",
     "train/learning_rate": "learning rate of this update",
