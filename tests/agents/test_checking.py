@@ -360,7 +360,8 @@ BROKEN: list[tuple[type, set[str]]] = [
 @pytest.mark.parametrize(("broken", "tripped"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_broken_agent_trips_the_check_meant_for_it(broken: Any, tripped: set[str]) -> None:
     factory = functools.partial(broken, n_steps=128) if issubclass(broken, Grouped) else broken
-    report = check_agent(factory, budget=4_000)
+    # The slowest learner, whose advantages disturb its critic, needed 5,000 steps at most over ten seeds.
+    report = check_agent(factory, budget=20_000)
     assert by_status(report, "failed") == tripped, str(report)
     assert not report.passed
     for name in tripped:
