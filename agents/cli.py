@@ -163,7 +163,7 @@ def compare(
         seed: of the first episode.
         json: print one JSON object.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run in runs:
         config = read_config(run)
         result = _evaluate(run, config, episodes, deterministic, seed)
