@@ -86,13 +86,12 @@ class Args:
     learning rates. With --agent ppo only."""
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """A taste in seconds: of the options left at their defaults, --clip becomes 0.2, --runs 2,
-    --steps 60000, --out results/cartpole_clip_sweep_quick, and --no-collapse."""
+    --out results/cartpole_clip_sweep_quick, and --no-collapse."""
 
 
 QUICK: dict[str, Any] = {
     "clip": (0.2,),
     "runs": 2,
-    "steps": 60_000,
     "out": Path("results/cartpole_clip_sweep_quick"),
     "collapse": False,
 }
