@@ -58,7 +58,8 @@ class Args:
     epochs: int = 4
     """Passes over the answers of a round."""
     learning_rate: float | None = None
-    """Adam's step size, constant. By default 0.03 where the policy is a table, else 0.001."""
+    """Step size, constant. By default 0.03 for our agents, whose policy is a table here, 0.001 for
+    SB3's, whose policy is a network, and a custom class's own."""
     clip: float = 0.05
     """Clip range of the probability ratio."""
     runs: int = 10
@@ -115,13 +116,14 @@ def check(args: Args) -> None:
 
 
 def agent_config(args: Args, beta: float, samples: int) -> dict[str, Any]:
-    """The settings of this benchmark, as far as the agent has such fields."""
-    rate = args.learning_rate
-    if rate is None:
-        # A step in a table moves one answer, a step in a network's weights moves all of them.
-        rate = 0.03 if ":" not in args.agent else 0.001
-    settings = {
-        "beta": beta,
+    """The settings of this benchmark, as far as the agent has such fields.
+
+    They were chosen for our agents and SB3's: a custom class runs on its own, but for beta and for a
+    learning rate that was asked for.
+    """
+    # A step in a table moves one answer, a step in a network's weights moves all of them.
+    rate = 0.03 if ":" not in args.agent else 0.001
+    settings: dict[str, Any] = {
         "n_steps": 1,
         "batch_size": samples,
         "n_epochs": args.epochs,
@@ -133,6 +135,11 @@ def agent_config(args: Args, beta: float, samples: int) -> dict[str, Any]:
         "baseline": "batch_mean",
         "ent_coef": 0.0,
     }
+    if is_stranger(args.agent):
+        settings = {}
+    settings["beta"] = beta
+    if args.learning_rate is not None:
+        settings["learning_rate"] = args.learning_rate
     fields = agents.config_fields(args.agent)
     return {name: value for name, value in settings.items() if name in fields}
 

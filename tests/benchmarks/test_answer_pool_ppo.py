@@ -71,6 +71,18 @@ def test_settings_go_to_the_fields_an_agent_has() -> None:
     assert script.agent_config(script.Args(), 0.3, 64)["batch_size"] == 64
 
 
+class Stranger:
+    def __init__(self, env: object, seed: int | None = None, learning_rate: float = 0.1, gamma: float = 0.9):
+        raise NotImplementedError
+
+
+def test_a_custom_class_keeps_its_own_settings() -> None:
+    name = f"{__name__}:Stranger"
+    assert script.agent_config(script.Args(agent=name), 0.0, 64) == {}
+    asked = script.Args(agent=name, learning_rate=0.5)
+    assert script.agent_config(asked, 0.0, 64) == {"learning_rate": 0.5}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
