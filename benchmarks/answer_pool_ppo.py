@@ -17,7 +17,6 @@ A command that was stopped continues. Under --out it leaves the result of every 
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +29,11 @@ import tyro
 from rich.console import Console
 
 import agents
-from common.control import is_stranger
+from agents.runs import is_foreign
 from common.environments import EpisodeLog, make_env
 from common.files import write_json
 from common.plots import MARKERS, PALETTE, new_figure, save_figure
+from common.quick import apply_quick
 from common.runner import Job, Outcome, available_cores, report_failures, run_jobs
 from common.stats import Estimate, estimate
 from common.tables import interval, make_console, number, print_table, write_csv
@@ -135,7 +135,7 @@ def agent_config(args: Args, beta: float, samples: int) -> dict[str, Any]:
         "baseline": "batch_mean",
         "ent_coef": 0.0,
     }
-    if is_stranger(args.agent):
+    if is_foreign(args.agent):
         settings = {}
     settings["beta"] = beta
     if args.learning_rate is not None:
@@ -146,7 +146,7 @@ def agent_config(args: Args, beta: float, samples: int) -> dict[str, Any]:
 
 def make_jobs(args: Args) -> list[Job]:
     """One job for each number of samples, beta and seed."""
-    stranger = is_stranger(args.agent)
+    foreign = is_foreign(args.agent)
     betas = args.beta if "beta" in agents.config_fields(args.agent) else (0.0,)
     return [
         Job(
@@ -156,7 +156,7 @@ def make_jobs(args: Args) -> list[Job]:
                 "samples": samples,
                 "beta": beta,
                 "rounds": args.rounds,
-                "n_envs": 1 if stranger else samples,
+                "n_envs": 1 if foreign else samples,
                 "seed": seed,
                 "agent_config": agent_config(args, beta, samples),
             },
@@ -301,10 +301,7 @@ def frontier_figure(args: Args, outcomes: Sequence[Outcome], path: Path) -> Path
 def main(args: Args) -> int:
     """Run the benchmark and report; the exit status."""
     console = make_console()
-    if args.quick:
-        default = Args()
-        untouched = {k: v for k, v in QUICK.items() if getattr(args, k) == getattr(default, k)}
-        args = dataclasses.replace(args, **untouched)
+    args = apply_quick(args, QUICK)
     try:
         check(args)
         jobs = make_jobs(args)

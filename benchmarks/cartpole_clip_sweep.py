@@ -12,7 +12,6 @@ continues a sweep that was stopped. Under --out it leaves the returns of every e
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Sequence
@@ -44,6 +43,7 @@ from common.control import agent_config, default_n_envs, train
 from common.environments import EpisodeLog
 from common.expectation import CLIPS
 from common.files import write_json
+from common.quick import apply_quick
 from common.runner import Job, Outcome, available_cores, report_failures, run_jobs
 from common.tables import make_console, write_csv
 
@@ -95,15 +95,6 @@ QUICK: dict[str, Any] = {
     "out": Path("results/cartpole_clip_sweep_quick"),
     "collapse": False,
 }
-
-
-def apply_quick(args: Args) -> Args:
-    """`args` with the quick settings in place of those options that are at their defaults."""
-    if not args.quick:
-        return args
-    default = Args()
-    untouched = [name for name in QUICK if getattr(args, name) == getattr(default, name)]
-    return dataclasses.replace(args, **{name: QUICK[name] for name in untouched})
 
 
 def check(args: Args) -> None:
@@ -215,7 +206,7 @@ def report(
 def main(args: Args) -> int:
     """Run the sweep and report; the exit status."""
     console = make_console()
-    args = apply_quick(args)
+    args = apply_quick(args, QUICK)
     try:
         check(args)
         groups = make_groups(args)

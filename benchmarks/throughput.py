@@ -22,7 +22,6 @@ leaves `summary.json`, `samples.csv`, `ratios.csv` and `throughput.png`.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from rich.console import Console
 
 import answer_pool_ppo
 from common.files import write_json
+from common.quick import apply_quick
 from common.runner import versions
 from common.speed_env import measure_env
 from common.speed_figure import speed_figure
@@ -92,15 +92,6 @@ QUICK: dict[str, Any] = {
     "budget": 2.0,
     "out": Path("results/throughput_quick"),
 }
-
-
-def apply_quick(args: Args) -> Args:
-    """`args` with the quick settings in place of those options that are at their defaults."""
-    if not args.quick:
-        return args
-    default = Args()
-    untouched = {k: v for k, v in QUICK.items() if getattr(args, k) == getattr(default, k)}
-    return dataclasses.replace(args, **untouched)
 
 
 def check(args: Args) -> None:
@@ -190,7 +181,7 @@ def show(
 def main(args: Args) -> int:
     """Measure, report; the exit status."""
     console = make_console()
-    args = apply_quick(args)
+    args = apply_quick(args, QUICK)
     try:
         check(args)
     except ValueError as error:

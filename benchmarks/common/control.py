@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import agents
+from agents.runs import is_foreign
 from common.environments import EpisodeLog, make_env
 
 # RL Baselines3 Zoo's tuned PPO settings for CartPole-v1 (hyperparams/ppo.yml), for 8 environments.
@@ -22,14 +23,9 @@ ZOO_CARTPOLE: dict[str, Any] = {
 }
 
 
-def is_stranger(agent: str) -> bool:
-    """Whether an agent is a class by its path: neither ours nor Stable-Baselines3's."""
-    return ":" in agent and not agent.startswith(("sb3:", "sb3_contrib:"))
-
-
 def default_n_envs(agent: str) -> int:
     """8 environments for our agents and Stable-Baselines3's, a plain ``Env`` for any other."""
-    return 1 if is_stranger(agent) else ZOO_N_ENVS
+    return 1 if is_foreign(agent) else ZOO_N_ENVS
 
 
 def agent_config(agent: str, **chosen: Any) -> dict[str, Any]:

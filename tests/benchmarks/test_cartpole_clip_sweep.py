@@ -186,12 +186,12 @@ def test_an_agent_without_a_clip_range_is_one_group(coin):
 
 
 def test_quick_leaves_explicit_options_alone():
-    quick = sweep.apply_quick(sweep.Args(quick=True))
+    quick = sweep.apply_quick(sweep.Args(quick=True), sweep.QUICK)
     assert (quick.clip, quick.runs, quick.steps, quick.collapse) == ((0.2,), 2, 100_000, False)
     assert quick.out != sweep.Args().out  # or it would overwrite runs of the full sweep
-    own = sweep.apply_quick(sweep.Args(quick=True, clip=(0.3,), out=Path("x")))
+    own = sweep.apply_quick(sweep.Args(quick=True, clip=(0.3,), out=Path("x")), sweep.QUICK)
     assert (own.clip, own.out, own.runs) == ((0.3,), Path("x"), 2)
-    assert sweep.apply_quick(sweep.Args()) == sweep.Args()
+    assert sweep.apply_quick(sweep.Args(), sweep.QUICK) == sweep.Args()
 
 
 @pytest.mark.parametrize(
