@@ -18,6 +18,9 @@ of k3 is the gradient of the reverse divergence KL(q || p). So k3 in the loss do
 closed-form optimum ``q * exp(r / beta)`` as its fixed point; k1 in the *reward*, or k2 in the loss,
 has.
 
+All of this supposes that the samples were drawn from the p that is differentiated. `bias_corrected`
+weighs them by the probability ratio, which holds after p has moved on too.
+
 Source: J. Schulman, "Approximating KL Divergence" (2020), http://joschu.net/blog/kl-approx.html; the
 gradients follow from the score-function identity E_p[grad log p] = 0.
 """
@@ -45,6 +48,28 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     logr = ref_logp - logp
     # expm1 keeps the difference of two nearly equal numbers exact where the policies are close.
     return torch.expm1(logr) - logr
+
+
+def bias_corrected(kl: Tensor, logp: Tensor, old_logp: Tensor) -> Tensor:
+    """``exp(logp - old_logp) * kl``: an estimator for p from actions sampled from an older policy.
+
+    The mean over the older policy is then the mean over p, so k1 and k3 estimate KL(p || q) without
+    bias, and because the ratio is differentiated as well, their expected *gradient* is that of
+    KL(p || q), wherever p is. (Not so k2: it becomes the gradient of its own, biased mean. k2 needs
+    the ratio without its gradient, ``bias_corrected(kl, logp.detach(), old_logp)``.) That changes the
+    gradient on-policy too, where every ratio is 1 and the values are the same. The ratio is not
+    clipped: far from the older policy the variance is large.
+
+    Source: DeepSeek-AI, "DeepSeek-V3.2" (2025), "Unbiased KL Estimate", which TRL calls
+    ``use_bias_correction_kl``; Tang and Munos, "On a few pitfalls in KL divergence gradient estimation
+    for RL" (2025), on why the gradient of an estimator is not an estimator of the gradient.
+
+    Args:
+        kl: an estimator's values for actions sampled from the older policy, any shape.
+        logp: their log-probs under p, with gradient, in the shape of kl.
+        old_logp: their log-probs under the policy that they were sampled from, in the shape of kl.
+    """
+    return torch.exp(logp - old_logp) * kl
 
 
 ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from agents.kl import ESTIMATORS, k1, k2, k3
+from agents.kl import ESTIMATORS, bias_corrected, k1, k2, k3
 
 LOGITS = torch.tensor([0.3, -1.2, 0.8, 2.0, -0.5], dtype=torch.float64)
 REFERENCE = torch.log_softmax(torch.tensor([1.0, 0.2, -0.7, 0.5, 0.1], dtype=torch.float64), 0)
@@ -79,3 +79,35 @@ def test_the_gradients_of_k2_and_k3_differ():
     forward, reverse = (gradient(lambda p, a=a: exact_kl(*((p, REFERENCE) if a else (REFERENCE, p))))
                         for a in (True, False))  # fmt: skip
     assert (forward - reverse).abs().max() > 0.1
+
+
+OLD = torch.log_softmax(torch.tensor([-0.4, 0.9, 0.1, 0.6, -1.5], dtype=torch.float64), 0)
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+@pytest.mark.parametrize("old", [OLD, torch.log_softmax(LOGITS, 0)], ids=["moved", "on-policy"])
+def test_bias_corrected_has_the_value_and_the_gradient_of_the_divergence(name, old):
+    def expected(p):
+        return (old.exp() * bias_corrected(ESTIMATORS[name](p, REFERENCE), p, old)).sum()
+
+    p = torch.log_softmax(LOGITS, 0)
+    assert expected(p).item() == pytest.approx(exact_kl(p, REFERENCE).item(), rel=1e-12)
+    np.testing.assert_allclose(gradient(expected), gradient(lambda p: exact_kl(p, REFERENCE)), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_without_the_correction_moved_samples_give_another_gradient(name):
+    uncorrected = gradient(lambda p: (OLD.exp() * ESTIMATORS[name](p, REFERENCE)).sum())
+    divergences = [gradient(lambda p: exact_kl(p, REFERENCE)), gradient(lambda p: exact_kl(REFERENCE, p))]
+    assert all((uncorrected - right).abs().max() > 0.05 for right in divergences)
+
+
+def test_bias_corrected_k2_needs_the_ratio_without_gradient():
+    def expected(p, ratio_p):
+        return (OLD.exp() * bias_corrected(k2(p, REFERENCE), ratio_p, OLD)).sum()
+
+    right = gradient(lambda p: exact_kl(p, REFERENCE))
+    own_mean = gradient(lambda p: (p.exp() * k2(p, REFERENCE)).sum())
+    np.testing.assert_allclose(gradient(lambda p: expected(p, p.detach())), right, atol=1e-12)
+    np.testing.assert_allclose(gradient(lambda p: expected(p, p)), own_mean, atol=1e-12)
+    assert (own_mean - right).abs().max() > 0.01
