@@ -41,25 +41,27 @@ def log_prob_of(policy: Policy, observations: Tensor, actions: Tensor) -> Tensor
         return policy.evaluate(observations, actions).log_prob
 
 
-POLICIES = ("auto", "table", "mlp")
+POLICIES = ("auto", "table", "mlp", "gpt")
 
 
 def make_policy(name: str, env: Any, generator: torch.Generator, **kwargs: Any) -> Any:
     """Build a policy for a vector environment.
 
     Args:
-        name: "table" (needs Discrete observations and actions), "mlp", or "auto": a table where it
-            is possible, else an MLP. A table starts at the reference where the environment knows it
-            (attribute ``reference_logp`` [S, A] of the unwrapped environment), else uniform.
+        name: "table" (needs Discrete observations and actions), "gpt" (needs token ids, see
+            `GPTPolicy`), "mlp", or "auto": the first of these that is possible. A table starts at the
+            reference where the environment knows it (attribute ``reference_logp`` [S, A] of the
+            unwrapped environment), else uniform.
         env: a Gymnasium VectorEnv.
         generator: source of the initial weights.
         kwargs: passed to the policy's constructor.
 
     Raises:
-        ValueError: unknown name, or a table for spaces that are not Discrete.
+        ValueError: unknown name, or a table or a GPT for spaces that are not theirs.
     """
+    from agents.policies.gpt import GPTPolicy
     from agents.policies.mlp import MLPPolicy
-    from agents.policies.spaces import check_spaces
+    from agents.policies.spaces import check_spaces, is_token_task
     from agents.policies.table import TablePolicy
 
     observation_space, action_space = env.single_observation_space, env.single_action_space
@@ -74,6 +76,8 @@ def make_policy(name: str, env: Any, generator: torch.Generator, **kwargs: Any) 
             f"policy='table' needs Discrete observations and actions, this environment has "
             f"{observation_space} and {action_space}; use policy='mlp'"
         )
+    if name == "gpt" or (name == "auto" and is_token_task(observation_space, action_space)):
+        return GPTPolicy(observation_space, action_space, generator, **kwargs)
     if name == "mlp" or not discrete:
         return MLPPolicy(observation_space, action_space, generator, **kwargs)
     reference = find_reference_logp(env)

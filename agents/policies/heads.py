@@ -33,8 +33,13 @@ def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
 
 def categorical_sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Draw one action per row by inverse cumulative probability; logits [N, A] -> int64 [N]."""
-    cumulative = torch.softmax(logits, -1).cumsum_(-1)
     uniform = torch.rand((len(logits), 1), generator=generator, dtype=logits.dtype)
+    return categorical_quantile(logits, uniform)
+
+
+def categorical_quantile(logits: Tensor, uniform: Tensor) -> Tensor:
+    """The action at cumulative probability ``uniform`` [N, 1] in [0, 1); logits [N, A] -> int64 [N]."""
+    cumulative = torch.softmax(logits, -1).cumsum_(-1)
     # Scaling by the total, rather than assuming 1, keeps rounding from drawing an action beyond the
     # last one that has any probability.
     draw = uniform * cumulative[:, -1:]

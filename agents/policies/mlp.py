@@ -83,7 +83,11 @@ class MLPPolicy(nn.Module):
         self.log_std = None if self.discrete else nn.Parameter(torch.zeros(outputs))
 
     def _features(self, observations: Tensor) -> Tensor:
-        return F.one_hot(observations, self.one_hot).float() if self.one_hot else observations
+        if observations.is_floating_point():
+            return observations
+        if self.one_hot:
+            return F.one_hot(observations, self.one_hot).float()
+        return observations.flatten(1).float() if observations.ndim > 1 else observations.unsqueeze(1).float()
 
     def _tower(self, observations: Tensor, which: int) -> Tensor:
         """Last hidden layer of the actor or the critic alone: [B, H]."""

@@ -33,13 +33,29 @@ def flat_size(space: spaces.Space) -> int:
     return int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or ())
 
 
-def encode_observations(space: spaces.Space, observations: Any) -> Tensor:
-    """A batch of raw observations as a policy takes them: int64 [B] from 0 if Discrete, else float32 [B, D].
+def is_token_task(observation_space: spaces.Space, action_space: spaces.Space) -> bool:
+    """Whether observations are token ids, ``Box(0, V, (L,), int64)`` padded with V, and actions one of V."""
+    return (
+        isinstance(observation_space, spaces.Box)
+        and isinstance(action_space, spaces.Discrete)
+        and len(observation_space.shape) == 1
+        and observation_space.dtype == np.int64
+        and action_space.start == 0
+        and bool((observation_space.low == 0).all())
+        and bool((observation_space.high == action_space.n).all())
+    )
 
+
+def encode_observations(space: spaces.Space, observations: Any) -> Tensor:
+    """A batch of raw observations as a policy takes them.
+
+    int64 [B] from 0 if Discrete, int64 [B, ...] if a Box of int64 (token ids), else float32 [B, D].
     Always a copy: an environment may write its next observation into the same array.
     """
     if isinstance(space, spaces.Discrete):
         return torch.from_numpy(np.array(observations, dtype=np.int64).reshape(-1) - int(space.start))
+    if isinstance(space, spaces.Box) and space.dtype == np.int64:
+        return torch.from_numpy(np.array(observations, dtype=np.int64)).reshape(-1, *space.shape)
     return torch.from_numpy(np.array(observations, dtype=np.float32)).reshape(-1, flat_size(space))
 
 

@@ -274,5 +274,5 @@ def test_policy_names():
     assert isinstance(make_policy("auto", control, generator()), MLPPolicy)
     with pytest.raises(ValueError, match="policy='table' needs Discrete"):
         make_policy("table", control, generator())
-    with pytest.raises(ValueError, match="policy='gpt'.*auto, table, mlp"):
-        make_policy("gpt", control, generator())
+    with pytest.raises(ValueError, match="policy='lstm'.*auto, table, mlp, gpt"):
+        make_policy("lstm", control, generator())
