@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from llmgym.checks import check_count, check_name
+from llmgym.checks import check_beta, check_count, check_name
 
 FloatArray = NDArray[np.float64]
 
@@ -172,7 +172,7 @@ class AnswerPool:
         Raises:
             ValueError: beta is negative or not finite.
         """
-        _check_beta(beta)
+        check_beta(beta)
         below_best = self.proxy - self.proxy.max(axis=1, keepdims=True)
         if beta == 0.0:
             best = (below_best == 0.0).astype(np.float64)
@@ -182,7 +182,7 @@ class AnswerPool:
 
     def objective(self, policy: ArrayLike, beta: float) -> float:
         """J(policy), the regularised reward of the class docstring."""
-        _check_beta(beta)
+        check_beta(beta)
         return self.expected(policy, "proxy") - beta * self.kl(policy, self.ref_probs)
 
     def kl(self, p: ArrayLike, q: ArrayLike) -> float:
@@ -209,7 +209,7 @@ class AnswerPool:
         under pi and drops out. This is what a policy-gradient estimate with the KL in the reward
         must equal on average.
         """
-        _check_beta(beta)
+        check_beta(beta)
         logits = _as_table("logits", logits, self.proxy.shape)
         policy = _softmax(logits)
         log_policy = logits - logits.max(axis=1, keepdims=True)
@@ -238,11 +238,6 @@ def _softmax(logits: FloatArray) -> FloatArray:
     """Softmax over the last axis."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
-
-
-def _check_beta(beta: float) -> None:
-    if not (np.isfinite(beta) and beta >= 0.0):
-        raise ValueError(f"beta: got {beta!r}; allowed: a finite number >= 0")
 
 
 def _as_table(field: str, values: ArrayLike, shape: tuple[int, ...]) -> FloatArray:

@@ -28,6 +28,13 @@ def check_count(field: str, value: object) -> int:
     return int(value)
 
 
+def check_beta(beta: float) -> float:
+    """The weight of a KL penalty if it is a finite number >= 0, else a ValueError."""
+    if not (np.isfinite(beta) and beta >= 0.0):
+        raise ValueError(f"beta: got {beta!r}; allowed: a finite number >= 0")
+    return float(beta)
+
+
 def check_options(options: dict[str, Any] | None, allowed: Sequence[str]) -> dict[str, Any]:
     """The options of a reset (none: an empty dict), every key being one of `allowed`."""
     for name in options or {}:

@@ -20,6 +20,11 @@ ENVIRONMENTS = (
         "llmgym.answer_pool_env:AnswerPoolEnv",
         "llmgym.answer_pool_env:AnswerPoolVectorEnv",
     ),
+    EnvironmentId(
+        "TokenGeneration-v0",
+        "llmgym.token_generation:TokenGenerationEnv",
+        "llmgym.token_generation:TokenGenerationVectorEnv",
+    ),
 )
 
 

@@ -74,5 +74,7 @@ class BatchOfOneEnv(gym.Env[Any, Any]):
 def _first_row(row_info: RowInfo) -> dict[str, Any]:
     """The info of a batch of one: Python numbers, and arrays where a row has several."""
     return {
-        key: values[0].item() if values.ndim == 1 else values[0] for key, values in row_info.items()
+        key: values[0].item() if values.ndim == 1 else values[0]
+        for key, values in row_info.items()
+        if not key.startswith("_") and row_info.get("_" + key, [True])[0]
     }

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from llmgym.row_random import FloatArray, IntArray, RowRandom
 
 BoolArray = NDArray[np.bool_]
-RowInfo = dict[str, NDArray[Any]]  # values [k, ...] of k rows
+# Values [k, ...] of k rows. Where only some of them have a key, a mask ``_key`` (bool [k]) says which.
+# A value that all rows share is a view of one row, made by np.broadcast_to: it is not copied per row.
+RowInfo = dict[str, NDArray[Any]]
+
+
+def is_shared(values: NDArray[Any]) -> bool:
+    """Whether `values` [k, ...] is one row shown k times, as np.broadcast_to makes it."""
+    return values.ndim > 1 and values.strides[0] == 0 and not values.flags.writeable
 
 
 class BatchedTransition(Protocol):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from llmgym.checks import as_actions, as_reset_mask, as_task_ids, check_options
 from llmgym.row_random import FloatArray, IntArray, RowRandom, row_seeds
-from llmgym.transition import BatchedTransition, BoolArray, RowInfo
+from llmgym.transition import BatchedTransition, BoolArray, RowInfo, is_shared
 
 if TYPE_CHECKING or not hasattr(gym.vector, "AutoresetMode"):
 
@@ -216,19 +216,31 @@ class BatchVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
 
 def _take(row_info: RowInfo, chosen: BoolArray) -> RowInfo:
-    return {key: values[chosen] for key, values in row_info.items()}
+    count = int(chosen.sum())
+    return {
+        key: values[:count] if is_shared(values) else values[chosen]
+        for key, values in row_info.items()
+    }
 
 
 def _add_rows(info: dict[str, Any], rows: IntArray, row_info: RowInfo, num_envs: int) -> None:
     """Add values [k, ...] of `rows` to a vector info: arrays [N, ...] and masks ``_key`` [N].
 
-    Rows without a key hold zeros there; only the mask tells.
+    Rows without a key hold zeros there (empty strings); only the mask tells. A value that all rows
+    share stays a read-only view of one row.
     """
     if not len(rows):
         return
     for key, values in row_info.items():
+        if key.startswith("_"):
+            continue
+        has_key = row_info.get("_" + key)
         if key not in info:
-            info[key] = np.zeros((num_envs, *values.shape[1:]), dtype=values.dtype)
+            shape = (num_envs, *values.shape[1:])
+            shared = is_shared(values)
+            info[key] = np.broadcast_to(values[0], shape) if shared else np.zeros(shape, values.dtype)
             info["_" + key] = np.zeros(num_envs, dtype=np.bool_)
-        info[key][rows] = values
-        info["_" + key][rows] = True
+        chosen = rows if has_key is None else rows[has_key]
+        if not is_shared(info[key]):
+            info[key][chosen] = values if has_key is None else values[has_key]
+        info["_" + key][chosen] = True
