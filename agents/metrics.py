@@ -27,12 +27,31 @@ METRICS: dict[str, str] = {
     "train/value_loss": "squared error of the critic against its target, mean over samples",
     "train/entropy": "entropy of the policy in nats, mean over samples",
     "train/approx_kl": "KL(old policy || current policy), estimator k3, mean over the update's samples",
-    "train/clip_fraction": "share of samples whose probability ratio lies outside the clip range",
+    "train/clip_fraction": "share of samples whose probability ratio lies outside the clip range "
+    "(grouped agents: whose gradient the clip stops)",
     "train/explained_variance": "1 - Var[return - value] / Var[return]; 1 is a perfect critic",
     "train/grad_norm": "norm of the gradient before it is clipped, mean over optimiser steps",
     "train/early_stop": "1 if target_kl ended this update before its last minibatch, else 0",
     "train/kl_ref": "KL(policy || reference) per step, estimator k1 on the sampled actions",
     "train/kl_loss": "the KL term in the loss before its factor beta, mean over samples",
+    "train/clip_fraction_low": "share of steps below the clip range whose gradient the clip stops",
+    "train/clip_fraction_high": "share of steps above the clip range whose gradient the clip stops",
+    "group/reward_mean": "mean return of this rollout's episodes, without any KL penalty",
+    "group/reward_std": "population deviation of the returns within a group, mean over groups",
+    "group/no_signal": "share of groups whose returns are all equal",
+    "group/length_mean": "mean length of this rollout's episodes, in steps",
+    "group/cut": "share of this rollout's episodes that a limit ended (length or time)",
+    "group/pass_rate": "share of this rollout's episodes that the environment calls correct",
+    "group/greedy_reward": "mean return of the greedy episodes (ReMax's baseline)",
+    "sft/loss": "cross-entropy of the response tokens in nats, mean over tokens",
+    "rm/loss": "Bradley-Terry loss of the reward model, mean over pairs",
+    "rm/margin": "score of the chosen answer less that of the rejected one, mean over pairs",
+    "rm/accuracy": "share of pairs whose better answer has the higher score; a tie counts half",
+    "dpo/loss": "preference loss of the policy, mean over pairs",
+    "dpo/chosen_logratio": "log pi - log ref of the chosen answer, summed over tokens, mean over pairs",
+    "dpo/rejected_logratio": "log pi - log ref of the rejected answer, summed over tokens, mean over pairs",
+    "dpo/margin": "beta times the difference of these log-ratios, mean over pairs",
+    "dpo/accuracy": "share of pairs whose better answer has the higher log-ratio; a tie counts half",
 }
 
 
@@ -50,7 +69,7 @@ class TrainingLog:
     Args:
         total_timesteps: length of the bar.
         run_dir: folder for ``metrics.jsonl`` and the event file; made if missing. None writes nothing.
-        progress_bar: show a bar with the current mean return.
+        progress_bar: show a bar with the current mean return, or loss where there are no episodes.
         done: of these steps, those that were taken before a resume (where the bar starts).
         resume_at: step in the life of the agent behind which the folder's metrics are dropped: they
             belong to work that a stopped run lost and that is done again. None drops nothing.
@@ -113,10 +132,11 @@ class TrainingLog:
             for name, value in metrics.items():
                 if math.isfinite(value):
                     self._events.add_scalar(name, value, step)
-        mean = metrics.get("rollout/ep_rew_mean", float("nan"))
-        self._bar.update(
-            self._task, completed=completed, description=f"return {mean:8.2f}"
+        shown = {"return": "rollout/ep_rew_mean"} | {name: f"{name}/loss" for name in ("sft", "rm", "dpo")}
+        label, mean = next(
+            ((label, metrics[key]) for label, key in shown.items() if key in metrics), ("return", math.nan)
         )
+        self._bar.update(self._task, completed=completed, description=f"{label} {mean:8.3f}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
