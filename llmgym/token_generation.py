@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from llmgym.checks import check_count, check_name
+from llmgym.checks import check_count
 from llmgym.scalar import BatchOfOneEnv
 from llmgym.token_tasks import TokenTask
 from llmgym.token_transition import Mask, TokenGenerationTransition
@@ -16,7 +16,10 @@ RENDER_FPS = 10
 
 
 def _check_render_mode(render_mode: str | None) -> str | None:
-    return None if render_mode is None else check_name("render_mode", render_mode, RENDER_MODES)
+    # A TypeError, because SB3's make_vec_env asks for "rgb_array" and goes without if it gets one.
+    if render_mode is not None and render_mode not in RENDER_MODES:
+        raise TypeError(f"render_mode: got {render_mode!r}; allowed: 'ansi' or None")
+    return render_mode
 
 
 class TokenGenerationEnv(BatchOfOneEnv):

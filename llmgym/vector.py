@@ -241,6 +241,10 @@ def _add_rows(info: dict[str, Any], rows: IntArray, row_info: RowInfo, num_envs:
             info[key] = np.broadcast_to(values[0], shape) if shared else np.zeros(shape, values.dtype)
             info["_" + key] = np.zeros(num_envs, dtype=np.bool_)
         chosen = rows if has_key is None else rows[has_key]
-        if not is_shared(info[key]):
-            info[key][chosen] = values if has_key is None else values[has_key]
+        if is_shared(info[key]):
+            if is_shared(values) and np.array_equal(values[0], info[key][0]):
+                info["_" + key][chosen] = True
+                continue
+            info[key] = info[key].copy()  # these rows do not share it after all
+        info[key][chosen] = values if has_key is None else values[has_key]
         info["_" + key][chosen] = True

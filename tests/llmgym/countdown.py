@@ -92,7 +92,10 @@ def assert_same(left: Any, right: Any) -> None:
                 assert_same(one, other)
     else:
         assert np.asarray(left).dtype == np.asarray(right).dtype
-        np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+        if np.asarray(left).dtype.kind == "U":
+            np.testing.assert_array_equal(left, right)
+        else:
+            np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
 
 
 def info_of_row(info: dict[str, Any], row: int) -> dict[str, Any]:

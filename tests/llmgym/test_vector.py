@@ -7,9 +7,20 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from countdown import MODES, N, PairEnv, actions, assert_same, info_of_row, scalar, vector
+from countdown import (
+    MODES,
+    CountdownTransition,
+    N,
+    PairEnv,
+    actions,
+    assert_same,
+    info_of_row,
+    scalar,
+    vector,
+)
 
-from llmgym.vector import AutoresetMode, as_autoreset_mode, autoreset_mode
+from llmgym.scalar import BatchOfOneEnv
+from llmgym.vector import AutoresetMode, BatchVectorEnv, as_autoreset_mode, autoreset_mode
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -289,3 +300,49 @@ def test_mode_names():
         vector("sometimes")
     assert autoreset_mode(gym.make("CartPole-v1")) is AutoresetMode.NEXT_STEP
     assert [mode.value for mode in MODES] == ["NextStep", "SameStep", "Disabled"]
+
+
+class SharedTransition(CountdownTransition):
+    """Tells all rows the same table, another one at a reset; and the rows that end a word."""
+
+    def reset_rows(self, rows, random, task_ids):
+        info = super().reset_rows(rows, random, task_ids)
+        return info | {"table": np.broadcast_to(np.array([0, 1]), (len(rows), 2))}
+
+    def step_rows(self, rows, random, actions):
+        rewards, terminated, info = super().step_rows(rows, random, actions)
+        info["table"] = np.broadcast_to(np.array([5, 6]), (len(rows), 2))
+        info["word"] = np.where(terminated, "end", "").astype("<U3")
+        info["_word"] = terminated
+        return rewards, terminated, info
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_info_of_some_rows_and_info_that_rows_share(mode):
+    env = BatchVectorEnv(SharedTransition(3), 3, mode)
+    env.reset(seed=0, options={"task_id": np.array([0, 1, 3])})
+    *_, info = env.step(np.array([1, 1, 1]))
+    final = info.get("final_info", info)
+    assert final["word"].tolist() == ["end", "", ""]
+    assert final["_word"].tolist() == [True, False, False]
+    assert final["table"][0].tolist() == [5, 6] and info["table"][1:].tolist() == [[5, 6]] * 2
+    if mode is AutoresetMode.SAME_STEP:
+        # Row 0 was reset: the rows do not share a table in this step.
+        assert info["table"][0].tolist() == [0, 1] and info["_table"].all()
+        return
+    assert info["table"].strides[0] == 0  # one row in memory
+    *_, info = env.step(np.array([1, 1, 1]))
+    assert info["word"][1] == "end" and info["_word"].tolist() == [False, True, False]
+    assert info["table"][1:].tolist() == [[5, 6]] * 2
+    reset = mode is AutoresetMode.NEXT_STEP
+    assert info["_table"].tolist() == [reset, True, True]
+    assert not reset or info["table"][0].tolist() == [0, 1]
+
+
+def test_scalar_info_leaves_out_what_the_row_does_not_have():
+    env = BatchOfOneEnv(SharedTransition(1))
+    env.reset(seed=0, options={"task_id": 1})
+    *_, info = env.step(1)
+    assert "word" not in info and "_word" not in info and info["table"].tolist() == [5, 6]
+    *_, info = env.step(1)
+    assert info["word"] == "end" and type(info["word"]) is str
