@@ -181,6 +181,133 @@ def token_rewards(logp: Any, ref_logp: Any, mask: Any, score: Any, beta: float) 
     return penalty + torch.where(positions == last, _floats(score, logp.dtype).unsqueeze(1), 0.0)
 
 
+def group_advantages(
+    rewards: Any, group_ids: Any, std: str | None = "sample", eps: float = 1e-4, scale: str = "group"
+) -> Tensor:
+    """GRPO: ``A_i = (r_i - mean(group)) / (std + eps)``; ``r_i - mean(group)`` with ``std=None``.
+
+    Dividing by the deviation of the group changes the objective: it weighs a prompt with pass rate p by
+    ``1 / sqrt(p (1 - p))``, so that nearly solved and nearly hopeless prompts count more, which without
+    it is the gradient of the expected reward (times ``1 - 1/G``, because the mean includes the sample).
+
+    Conventions: a reward that is NaN is missing: it is left out of its group's mean and deviation, and
+    its advantage is 0. A group of equal rewards, or with fewer than two, has advantages of exactly 0,
+    whatever rounding says of its deviation. ``std="population"`` divides the squares by n,
+    ``std="sample"`` by n - 1 (torch's, and TRL's).
+
+    Sources: Shao et al., "DeepSeekMath" (2024), section 4.1.2; without the deviation Liu et al.,
+    "Understanding R1-Zero-Like Training" (2025), section 3.1 (Dr. GRPO); the deviation of the whole batch
+    Liu et al., "Tricks or Traps?" (2025), and TRL's ``scale_rewards="batch"``.
+
+    Args:
+        rewards: [E], one per completion.
+        group_ids: [E], any integers: which completions are compared with each other.
+        std: "sample", "population" or None.
+        eps: added to the deviation.
+        scale: "group": the deviation of the own group; "batch": of all rewards.
+
+    Returns:
+        advantages [E], without gradient.
+    """
+    rewards, group, count, mean = _group_means(rewards, group_ids)
+    valid = ~torch.isnan(rewards)
+    centred = torch.where(valid, rewards - mean[group], 0.0)
+    equal = _equal_groups(rewards, group)
+    centred = torch.where(equal[group], 0.0, centred)
+    if std is None:
+        return centred
+    if std not in ("sample", "population"):
+        raise ValueError(f"std={std!r} is unknown; allowed: 'sample', 'population', None")
+    if scale not in ("group", "batch"):
+        raise ValueError(f"scale={scale!r} is unknown; allowed: 'group', 'batch'")
+    ddof = int(std == "sample")
+    if scale == "batch":
+        pool = rewards[valid]
+        spread = bool(len(pool) > 1 and pool.max() > pool.min())
+        return centred / (pool.std(correction=ddof) + eps) if spread else torch.zeros_like(centred)
+    squares = torch.zeros_like(mean).index_add_(0, group, centred.square())
+    deviation = (squares / (count - ddof).clamp(min=1)).sqrt()
+    # Groups without spread are 0 / (0 + eps): with eps=0 that needs a stand-in.
+    return centred / torch.where(equal, 1.0, deviation + eps)[group]
+
+
+def leave_one_out(rewards: Any, group_ids: Any) -> Tensor:
+    """RLOO: ``A_i = r_i - mean of the other rewards of the group``; unbiased, unlike the group's mean.
+
+    Equals ``n / (n - 1) * (r_i - mean)``. A NaN reward is missing, as in `group_advantages`; alone in its
+    group a reward has nothing to be compared with, and its advantage is 0.
+
+    Source: Kool et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); Ahmadian et al.,
+    "Back to Basics" (2024), eq. 7.
+
+    Args:
+        rewards, group_ids: [E].
+
+    Returns:
+        advantages [E], without gradient.
+    """
+    rewards, group, count, mean = _group_means(rewards, group_ids)
+    n = count[group]
+    factor = torch.where(n > 1, n / (n - 1).clamp(min=1), 0.0)
+    return torch.where(torch.isnan(rewards), 0.0, factor * (rewards - mean[group]))
+
+
+def greedy_baseline(rewards: Any, group_ids: Any, greedy_rewards: Any, greedy_group_ids: Any) -> Tensor:
+    """ReMax: ``A_i = r_i - reward of the greedy answer to the same prompt``.
+
+    Source: Li et al., "ReMax" (2024), eq. 5. The greedy answer itself is not trained on.
+
+    Args:
+        rewards, group_ids: [E], the sampled completions.
+        greedy_rewards, greedy_group_ids: [G], one greedy completion per group, in any order.
+
+    Returns:
+        advantages [E], without gradient; 0 where either reward is missing (NaN).
+
+    Raises:
+        ValueError: a group without exactly one greedy completion.
+    """
+    rewards, group_ids = _floats(rewards), torch.as_tensor(group_ids)
+    greedy_ids, order = torch.as_tensor(greedy_group_ids).sort()
+    greedy_rewards = _floats(greedy_rewards, rewards.dtype)[order]
+    position = torch.searchsorted(greedy_ids, group_ids).clamp(max=len(greedy_ids) - 1)
+    if len(greedy_ids.unique()) < len(greedy_ids) or not bool((greedy_ids[position] == group_ids).all()):
+        raise ValueError("each group needs exactly one greedy completion: "
+                         f"groups {group_ids.unique().tolist()}, greedy {greedy_ids.tolist()}")
+    return torch.nan_to_num(rewards - greedy_rewards[position], nan=0.0)
+
+
+def equal_groups(rewards: Any, group_ids: Any) -> Tensor:
+    """Which groups carry no signal: all their rewards that are not missing are equal; bool [G].
+
+    Groups are in ascending order of their ids.
+    """
+    rewards = _floats(rewards)
+    _, group = torch.as_tensor(group_ids).unique(return_inverse=True)
+    return _equal_groups(rewards, group)
+
+
+def _group_means(rewards: Any, group_ids: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rewards [E], number of each one's group [E], and of each group the valid count and mean [G]."""
+    rewards = _floats(rewards)
+    ids, group = torch.as_tensor(group_ids).unique(return_inverse=True)
+    _same_shape(rewards=rewards, group_ids=group)
+    valid = ~torch.isnan(rewards)
+    zeros = torch.zeros(len(ids), dtype=rewards.dtype)
+    count = zeros.index_add(0, group, valid.to(rewards.dtype))
+    total = zeros.index_add(0, group, torch.where(valid, rewards, 0.0))
+    return rewards, group, count, total / count.clamp(min=1)
+
+
+def _equal_groups(rewards: Tensor, group: Tensor) -> Tensor:
+    n_groups = int(group.max()) + 1 if len(group) else 0
+    low = torch.full((n_groups,), torch.inf, dtype=rewards.dtype)
+    low = low.scatter_reduce(0, group, torch.nan_to_num(rewards, nan=torch.inf, posinf=torch.inf), "amin")
+    high = torch.full((n_groups,), -torch.inf, dtype=rewards.dtype)
+    high = high.scatter_reduce(0, group, torch.nan_to_num(rewards, nan=-torch.inf, neginf=-torch.inf), "amax")
+    return low >= high
+
+
 def whiten(
     x: Any, mask: Any = None, *, shift_mean: bool = True, ddof: int = 0, eps: float = 1e-8
 ) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from agents.policies.base import Policy
+from agents.policies.base import reads_sequences
 from agents.policies.spaces import decode_actions, encode_observations
 
 
@@ -64,17 +64,32 @@ def as_vector_env(env: Any) -> VectorEnv:
 
 
 def predict_actions(
-    policy: Policy, env: VectorEnv, observation: Any, generator: torch.Generator, deterministic: bool
-) -> Any:
-    """Actions in the environment's form for one observation, or for a batch with a leading axis."""
+    policy: Any,
+    env: VectorEnv,
+    observation: Any,
+    generator: torch.Generator,
+    deterministic: bool,
+    state: Any = None,
+) -> tuple[Any, Any]:
+    """Actions in the environment's form for one observation, or for a batch with a leading axis.
+
+    Returns:
+        The actions, and the state that a policy that reads sequences goes on from (None for others).
+    """
     space = env.single_observation_space
     array = np.asarray(observation)
     single = array.ndim == len(space.shape or ())
     encoded = encode_observations(space, array[None] if single else array)
+    extra: dict[str, Any] = {}
+    if reads_sequences(policy):
+        extra["state"] = state = policy.new_state(len(encoded)) if state is None else state
     with torch.inference_mode():
-        actions = policy.mode(encoded) if deterministic else policy.sample(encoded, generator)
+        if deterministic:
+            actions = policy.mode(encoded, **extra)
+        else:
+            actions = policy.sample(encoded, generator, **extra)
     decoded = decode_actions(env.single_action_space, actions)
-    return decoded[0] if single else decoded
+    return (decoded[0] if single else decoded), extra.get("state")
 
 
 def policy_probabilities(policy: Any, env: VectorEnv, observations: Any) -> np.ndarray:

@@ -53,9 +53,10 @@ def sampling(subject: Subject) -> str | None:
     surprises, entropies, n = [], 0.0, 0
     while n < 2_500:
         batch = agent.prepare(agent.collect())
-        surprises.append(-batch.old_log_probs.double())
-        entropies += float(agent.loss(batch, 1.0).entropy.detach()) * len(batch)
-        n += len(batch)
+        steps = executed(batch, batch.old_log_probs)
+        surprises.append(-steps.double())
+        entropies += float(agent.loss(batch, 1.0).entropy.detach()) * len(steps)
+        n += len(steps)
     surprise = torch.cat(surprises)
     gap = float(surprise.mean()) - entropies / n
     # The spread of the entropies over states is in it too, so this error is rather too large.
@@ -70,6 +71,12 @@ def sampling(subject: Subject) -> str | None:
     return f"mean of -log_prob minus entropy: {gap:+.4f} nats, standard error {error:.4f}, {n:,} actions"
 
 
+def executed(batch: Any, x: Tensor) -> Tensor:
+    """The steps of a batch that count: all, or those of its ``mask`` where a sample is an episode."""
+    mask = getattr(batch, "mask", None)
+    return x if mask is None else x[mask]
+
+
 def reference_kl(subject: Subject) -> str | None:
     """A policy that starts at the reference has KL 0 to it, at every step of its first rollout."""
     pool = AnswerPool.random(3, 8, seed=0, ref_spread=1.0)
@@ -82,7 +89,7 @@ def reference_kl(subject: Subject) -> str | None:
     reference = getattr(batch, "ref_log_probs", None)
     if reference is None:
         raise CheckSkipped("the batch has no ref_log_probs")
-    kl = batch.old_log_probs - reference
+    kl = executed(batch, batch.old_log_probs - reference)
     if not float(kl.abs().max()) <= 1e-4:
         fail("the policy equals the reference, but log_prob - ref_log_prob runs from "
              f"{float(kl.min()):.3g} to {float(kl.max()):.3g} (mean {float(kl.mean()):.3g})",
@@ -243,11 +250,12 @@ def one_task_per_group(subject: Subject) -> str | None:
     _, rollout, _ = subject.experienced()
     episodes = getattr(rollout, "episodes", None)
     groups, tasks = getattr(episodes, "group_ids", None), getattr(episodes, "task_ids", None)
-    if groups is None or tasks is None:
-        raise CheckSkipped("rollout.episodes has no group_ids and task_ids")
+    if groups is None or tasks is None or not any(group >= 0 for group in groups):
+        raise CheckSkipped("rollout.episodes has no group_ids and task_ids of grouped episodes")
     seen: dict[int, set[int]] = {}
     for group, task in zip(groups, tasks, strict=True):
-        seen.setdefault(int(group), set()).add(int(task))
+        if group >= 0:
+            seen.setdefault(int(group), set()).add(int(task))
     mixed = {group: sorted(of) for group, of in seen.items() if len(of) > 1}
     if mixed:
         group, of = next(iter(mixed.items()))

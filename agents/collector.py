@@ -7,7 +7,6 @@ algorithm sees the same record whichever mode an environment uses.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,51 +14,14 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from agents.policies.base import Policy, log_prob_of
+from agents.policies.base import Evaluation, Policy, reads_sequences
 from agents.policies.spaces import decode_actions, encode_observations
-from agents.rollout import Episodes, Rollout
+from agents.recording import Recording, final_info, info_rows, step_info
+from agents.rollout import Rollout, steps_of_episodes
 from llmgym.vector import AutoresetMode, BatchVectorEnv, autoreset_mode
 
-
-def _info_rows(infos: Any, key: str, n_envs: int) -> np.ndarray:
-    """``infos[key]`` as float [N], NaN where a row does not have it."""
-    rows = np.full(n_envs, np.nan)
-    if isinstance(infos, dict) and key in infos:
-        present = np.asarray(infos.get("_" + key, np.ones(n_envs)), dtype=bool)
-        rows[present] = np.asarray(infos[key], dtype=np.float64)[present]
-    return rows
-
-
-def step_info(infos: dict[str, Any], key: str, done: np.ndarray, mode: AutoresetMode) -> np.ndarray:
-    """``info[key]`` of the step just taken, float [N], NaN where a row does not have it.
-
-    Under same-step autoreset the top level of ``infos`` describes the next episode of a finished row;
-    its last step is in ``final_info``.
-    """
-    if not infos:
-        return np.full(len(done), np.nan)
-    rows = _info_rows(infos, key, len(done))
-    if mode is AutoresetMode.SAME_STEP and done.any():
-        rows = np.where(done, _info_rows(infos.get("final_info"), key, len(done)), rows)
-    return rows
-
-
-@dataclass
-class _Recording:
-    """What `Collector` appends step by step; stacked into a `Rollout` at the end."""
-
-    observations: list[Tensor] = field(default_factory=list)
-    actions: list[Tensor] = field(default_factory=list)
-    rewards: list[np.ndarray] = field(default_factory=list)
-    terminated: list[np.ndarray] = field(default_factory=list)
-    truncated: list[np.ndarray] = field(default_factory=list)
-    mask: list[np.ndarray] = field(default_factory=list)
-    ref_logp: list[np.ndarray] = field(default_factory=list)
-    task_ids: list[np.ndarray] = field(default_factory=list)
-    env_steps: int = 0
-    # (step, row, observation) of truncated steps: what the value bootstraps from.
-    finals: list[tuple[int, int, Any]] = field(default_factory=list)
-
+PADDING = -1  # an action behind the end of a response
+EVALUATED_AT_ONCE = 256  # responses in one forward: bounds the memory of their logits
 
 _STATE = (
     "policy_version", "recent_returns", "recent_lengths", "_seed", "_observation", "_idle", "_returns",
@@ -71,7 +33,8 @@ class Collector:
     """Steps a vector environment with a policy and records `Rollout`s.
 
     The log-probs and values of a rollout come from one batched forward of the policy at its end, not
-    from one small forward per step: nothing changes the weights in between, and the first pass of the
+    from one small forward per step (a policy that reads sequences is evaluated on whole episodes, and its
+    cache only serves to sample): nothing changes the weights in between, and the first pass of the
     update then sees a probability ratio of exactly 1.
 
     Args:
@@ -104,19 +67,26 @@ class Collector:
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self._seed = seed
         self._observation: Any = None
+        # A policy that reads sequences decodes with a state (its cache) and is evaluated on whole episodes.
+        self.sequences = reads_sequences(policy)
+        self._decoding: Any = None
+        self._groups = np.full(env.num_envs, -1)  # group of the episode each row is in
         # Rows whose action the environment ignores: a reset step, or waiting for the others.
         self._idle = np.zeros(env.num_envs, bool)
         # Return and length so far of the episode each row is in.
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, np.int64)
 
-    def reset(self) -> None:
-        """Start new episodes in all rows; unfinished ones are forgotten."""
-        self._observation, _ = self.env.reset(seed=self._seed)
+    def reset(self, options: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Start new episodes in all rows; unfinished ones are forgotten. Returns the environment's info."""
+        self._observation, info = self.env.reset(seed=self._seed, options=options)
         self._seed = None  # later resets continue the environment's own random stream
         self._idle[:] = False
         self._returns[:] = 0.0
         self._lengths[:] = 0
+        if self.sequences:
+            self._decoding = self.policy.new_state(self.env.num_envs)  # type: ignore[attr-defined]
+        return info
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout depends on, besides the environment, the policy and the generator."""
@@ -132,10 +102,16 @@ class Collector:
         self._seed, self._observation = seed, None
 
     def collect(self, n_steps: int) -> Rollout:
-        """Take ``n_steps`` vector steps from where the last rollout ended."""
+        """Take ``n_steps`` vector steps from where the last rollout ended.
+
+        Raises:
+            ValueError: the policy reads sequences, which are recorded whole (`collect_episodes`).
+        """
+        if self.sequences:
+            raise ValueError("a policy that reads sequences is recorded in whole episodes: n_episodes")
         if self._observation is None:
             self.reset()
-        recording = _Recording()
+        recording = Recording()
         everything = np.ones(self.env.num_envs, bool)
         for _ in range(n_steps):
             self._step(recording, everything)
@@ -149,15 +125,65 @@ class Collector:
         masked.
         """
         self.reset()
-        recording = _Recording()
-        missing = np.full(self.env.num_envs, per_row)
-        while (missing > 0).any():
-            missing -= self._step(recording, missing > 0)
-        # Whatever rows went on to do beyond their last episode is not part of any record.
-        self._observation = None
+        recording = Recording()
+        self._record_episodes(recording, np.full(self.env.num_envs, per_row))
         return self._finish(recording)
 
-    def _step(self, recording: _Recording, wanted: np.ndarray) -> np.ndarray:
+    def draw_tasks(self, n: int) -> np.ndarray:
+        """Task ids [n] as the environment itself draws them at a reset; -1 where it names no task."""
+        drawn: list[float] = []
+        while len(drawn) < n:
+            ids = info_rows(self.reset(), "task_id", self.env.num_envs)
+            drawn.extend(np.where(np.isnan(ids), -1, ids))
+        self._observation = None
+        return np.asarray(drawn[:n]).astype(int)
+
+    def collect_tasks(self, task_ids: np.ndarray, group_ids: np.ndarray, greedy: bool = False) -> Rollout:
+        """One whole episode of each task, as many at a time as there are rows.
+
+        Args:
+            task_ids: [M], for ``reset(options={"task_id": ...})``; -1: the environment has no tasks.
+            group_ids: [M], recorded with the episodes.
+            greedy: take the most probable action instead of sampling.
+        """
+        recording = Recording()
+        for wave in self._waves(task_ids):
+            count = len(wave)
+            # Rows without an episode of this wave get the task of the last one, and are not recorded.
+            rows = np.pad(wave, (0, self.env.num_envs - count), mode="edge")
+            self.reset(self._task_options(task_ids[rows]))
+            self._groups = group_ids[rows]
+            missing = (np.arange(self.env.num_envs) < count).astype(int)
+            self._record_episodes(recording, missing, greedy)
+        self._groups = np.full(self.env.num_envs, -1)
+        return self._finish(recording)
+
+    def _waves(self, task_ids: np.ndarray) -> list[np.ndarray]:
+        """Indices of the episodes that are run at the same time, at most one per row.
+
+        Gymnasium's own vector environments pass the same options to every row: one task at a time.
+        """
+        n_rows = self.env.num_envs
+        every = np.arange(len(task_ids))
+        if self._rows_wait or (task_ids < 0).all():
+            together = [every]
+        else:
+            together = [every[task_ids == task] for task in dict.fromkeys(task_ids.tolist())]
+        return [part[i : i + n_rows] for part in together for i in range(0, len(part), n_rows)]
+
+    def _task_options(self, task_ids: np.ndarray) -> dict[str, Any] | None:
+        if (task_ids < 0).all():
+            return None
+        return {"task_id": task_ids if self._rows_wait else int(task_ids[0])}
+
+    def _record_episodes(self, recording: Recording, missing: np.ndarray, greedy: bool = False) -> None:
+        """Step until each row has as many whole episodes as ``missing`` [N] says."""
+        while (missing > 0).any():
+            missing = missing - self._step(recording, missing > 0, greedy)
+        # Whatever rows went on to do beyond their last episode is not part of any record.
+        self._observation = None
+
+    def _step(self, recording: Recording, wanted: np.ndarray, greedy: bool = False) -> np.ndarray:
         """One vector step; records the rows in ``wanted``. Returns which recorded rows ended."""
         env = self.env
         if self.mode is AutoresetMode.DISABLED and self._idle.any() and (
@@ -167,8 +193,7 @@ class Collector:
             self._observation, _ = env.reset(options={"reset_mask": self._idle})
             self._idle = np.zeros_like(self._idle)
         observation = encode_observations(env.single_observation_space, self._observation)
-        with torch.inference_mode():
-            action = self.policy.sample(observation, self.generator)
+        action = self._act(observation, wanted & ~self._idle, greedy)
         step = env.step(decode_actions(env.single_action_space, action))
         self._observation, reward, terminated, truncated, infos = step
 
@@ -193,7 +218,13 @@ class Collector:
         elif self.mode is AutoresetMode.DISABLED:
             self._idle = self._idle | done
 
-        recording.observations.append(observation)
+        finished = np.flatnonzero(done & executed)
+        if len(finished):
+            recording.infos.append((len(finished), final_info(infos, finished, self.mode)))
+        if self.sequences:
+            recording.sequences.append(observation[finished])
+        else:
+            recording.observations.append(observation)
         recording.actions.append(action)
         recording.rewards.append(np.where(executed, reward, 0.0))
         recording.terminated.append(terminated & executed)
@@ -201,87 +232,86 @@ class Collector:
         recording.mask.append(executed)
         recording.ref_logp.append(step_info(infos, "ref_logp", done, self.mode))
         recording.task_ids.append(step_info(infos, "task_id", done, self.mode))
+        recording.group_ids.append(self._groups)
         return done & executed
 
-    def _finish(self, recording: _Recording) -> Rollout:
-        """Stack a recording, evaluate the policy on it once, and build the table of episodes."""
-        rewards, mask = np.stack(recording.rewards), np.stack(recording.mask)
-        terminated, truncated = np.stack(recording.terminated), np.stack(recording.truncated)
-        observations, actions = torch.stack(recording.observations), torch.stack(recording.actions)
-        episodes, episode_index = self._episodes(
-            rewards, mask, terminated | truncated, np.stack(recording.task_ids)
-        )
+    def _act(self, observation: Tensor, active: np.ndarray, greedy: bool) -> Tensor:
+        """Actions of all rows; those of rows that are not ``active`` [N] mean nothing."""
+        with torch.inference_mode():
+            extra: dict[str, Any] = {}
+            if self.sequences:
+                extra = {"state": self._decoding, "active": torch.from_numpy(active)}
+            if greedy:
+                return self.policy.mode(observation, **extra)
+            return self.policy.sample(observation, self.generator, **extra)
 
-        shape = tuple(mask.shape)
-        flat_observations, flat_actions = observations.flatten(0, 1), actions.flatten(0, 1)
+    def _finish(self, recording: Recording) -> Rollout:
+        """Stack a recording, evaluate the policy on it once, and build the table of episodes."""
+        mask = torch.from_numpy(np.stack(recording.mask))
+        episodes, index = recording.episodes(self._returns, self._lengths)
+        self.recent_returns.extend(episodes.returns.tolist())
+        self.recent_lengths.extend(episodes.lengths.tolist())
+        actions, episode_index = torch.stack(recording.actions), torch.from_numpy(index)
+        if self.sequences:
+            observations = torch.cat(recording.sequences)
+        else:
+            observations = torch.stack(recording.observations)
+
         with torch.no_grad():
-            evaluation = self.policy.evaluate(flat_observations, flat_actions)
-            values = evaluation.value.view(shape)
-            next_values = torch.cat([values[1:], self._bootstrap_values(recording, shape[1])])
+            evaluation = self._evaluate(self.policy, observations, actions, episode_index)
+            values = evaluation.value
+            next_values = torch.cat([values[1:], self._bootstrap_values(mask.shape[1])])
             if recording.finals:
                 steps, rows, finals = zip(*recording.finals, strict=True)
                 encoded = encode_observations(self.env.single_observation_space, np.stack(finals))
                 next_values[list(steps), list(rows)] = self.policy.value(encoded)
+            if self.reference is None:
+                ref_log_probs = recording.reference()
+            else:
+                ref_log_probs = self._evaluate(self.reference, observations, actions, episode_index).log_prob
         return Rollout(
             observations=observations,
             actions=actions,
-            log_probs=evaluation.log_prob.view(shape),
-            ref_log_probs=self._reference_log_probs(recording, flat_observations, flat_actions, mask),
+            log_probs=evaluation.log_prob,
+            ref_log_probs=ref_log_probs,
             values=values,
             next_values=next_values,
-            rewards=torch.as_tensor(rewards, dtype=torch.float32),
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            mask=torch.from_numpy(mask),
-            episode_index=torch.from_numpy(episode_index),
+            rewards=torch.as_tensor(np.stack(recording.rewards), dtype=torch.float32),
+            terminated=torch.from_numpy(np.stack(recording.terminated)),
+            truncated=torch.from_numpy(np.stack(recording.truncated)),
+            mask=mask,
+            episode_index=episode_index,
             episodes=episodes,
             policy_version=self.policy_version,
             env_steps=recording.env_steps,
+            sequences=self.sequences,
         )
 
-    def _bootstrap_values(self, recording: _Recording, n_envs: int) -> Tensor:
+    def _evaluate(
+        self, policy: Policy, observations: Tensor, actions: Tensor, episode_index: Tensor
+    ) -> Evaluation:
+        """The policy on everything recorded: each field [T, N], 0 at steps that no episode has."""
+        if not self.sequences:
+            flat = policy.evaluate(observations.flatten(0, 1), actions.flatten(0, 1))
+            return Evaluation(*(x.view(episode_index.shape) for x in flat))
+        index, present = steps_of_episodes(episode_index, len(observations))
+        by_episode = torch.where(present, actions.flatten()[index], PADDING)
+        parts = [
+            policy.evaluate(o, a)
+            for o, a in zip(
+                observations.split(EVALUATED_AT_ONCE), by_episode.split(EVALUATED_AT_ONCE), strict=True
+            )
+        ]
+        time_major = []
+        for field in zip(*parts, strict=True):
+            scattered = torch.zeros(episode_index.numel(), dtype=field[0].dtype)
+            scattered[index[present]] = torch.cat(field)[present]
+            time_major.append(scattered.view(episode_index.shape))
+        return Evaluation(*time_major)
+
+    def _bootstrap_values(self, n_envs: int) -> Tensor:
         """V of the observation behind the last step, [1, N]; zeros where every row has ended there."""
         if self._observation is None:
             return torch.zeros(1, n_envs)
         space = self.env.single_observation_space
         return self.policy.value(encode_observations(space, self._observation)).unsqueeze(0)
-
-    def _reference_log_probs(
-        self, recording: _Recording, observations: Tensor, actions: Tensor, mask: np.ndarray
-    ) -> Tensor | None:
-        if self.reference is not None:
-            return log_prob_of(self.reference, observations, actions).view(mask.shape)
-        ref_logp = np.stack(recording.ref_logp)
-        if np.isnan(ref_logp[mask]).any():
-            return None
-        return torch.as_tensor(np.where(mask, ref_logp, 0.0), dtype=torch.float32)
-
-    def _episodes(
-        self, rewards: np.ndarray, mask: np.ndarray, ends: np.ndarray, task_ids: np.ndarray
-    ) -> tuple[Episodes, np.ndarray]:
-        """Table of the episodes that ended, and the row of it that each step belongs to."""
-        steps, rows = np.nonzero(ends)  # time-major: the order of completion
-        n_episodes = len(steps)
-        number = np.full(ends.shape, n_episodes)
-        number[steps, rows] = np.arange(n_episodes)
-        # A step belongs to the next episode end in its row.
-        upcoming = np.minimum.accumulate(number[::-1], axis=0)[::-1]
-        finished = mask & (upcoming < n_episodes)
-        index = np.where(finished, upcoming, -1)
-        returns = np.bincount(index[finished], rewards[finished], n_episodes).astype(np.float64)
-        lengths = np.bincount(index[finished], minlength=n_episodes)
-
-        # The first end in a row completes the episode that earlier rollouts began.
-        ending = np.flatnonzero(upcoming[0] < n_episodes)
-        returns[upcoming[0, ending]] += self._returns[ending]
-        lengths[upcoming[0, ending]] += self._lengths[ending]
-        self._returns[ending] = 0.0
-        self._lengths[ending] = 0
-        unfinished = mask & ~finished
-        self._returns += (rewards * unfinished).sum(0)
-        self._lengths += unfinished.sum(0)
-
-        self.recent_returns.extend(returns.tolist())
-        self.recent_lengths.extend(lengths.tolist())
-        tasks = task_ids[steps, rows]
-        return Episodes(returns, lengths, np.where(np.isnan(tasks), -1, tasks).astype(int)), index

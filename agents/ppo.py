@@ -10,36 +10,36 @@ with the sample deviation, as Stable-Baselines3 does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from agents import checkpoint, training
+from agents import on_policy, training
 from agents.advantages import gae, kl_in_reward, whiten
-from agents.agent import as_vector_env, policy_probabilities, predict_actions
-from agents.batch import Batch, LossTerms, make_batch
-from agents.collector import Collector
-from agents.kl import ESTIMATORS, k3
+from agents.batch import Batch, LossTerms, evaluate, make_batch
+from agents.kl import ESTIMATORS
 from agents.losses import clip_fraction, clipped_loss, masked_mean, value_loss
 from agents.policies.base import Evaluation, Policy
 from agents.rollout import Rollout
 from agents.schedules import schedule
-from agents.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Fields as in Stable-Baselines3, and four for the reference policy.
+    """Fields as in Stable-Baselines3, one for whole episodes, and four for the reference policy.
 
     ====================  ==========================================================================
     learning_rate         Adam's step size; a number or "lin_0.0003"
     n_steps               vector steps per rollout (times the number of environments = samples)
-    batch_size            samples per minibatch; the last one of an epoch may be smaller
+    n_episodes            None: rollouts of n_steps. A number: rollouts of that many whole episodes of
+                          each environment instead; a policy that reads sequences always collects whole
+                          episodes (one, if None)
+    batch_size            samples per minibatch; the last one of an epoch may be smaller. A sample is a
+                          step, or a whole episode if the policy reads sequences
     n_epochs              passes over each rollout
     gamma, gae_lambda     discount per step, and GAE's lambda
     clip_range            clip of the probability ratio, a number or schedule; None does not clip
@@ -62,6 +62,7 @@ class PPOConfig:
 
     learning_rate: float | str = 3e-4
     n_steps: int = 2048
+    n_episodes: int | None = None
     batch_size: int = 64
     n_epochs: int = 10
     gamma: float = 0.99
@@ -81,9 +82,9 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         training.check_fields(
-            self, n_steps="integer >= 1", batch_size="integer >= 1", n_epochs="integer >= 1",
-            gamma="in [0, 1]", gae_lambda="in [0, 1]", clip_range_vf="> 0", ent_coef=">= 0", vf_coef=">= 0",
-            max_grad_norm="> 0", target_kl="> 0", beta=">= 0",
+            self, n_steps="integer >= 1", n_episodes="integer >= 1", batch_size="integer >= 1",
+            n_epochs="integer >= 1", gamma="in [0, 1]", gae_lambda="in [0, 1]", clip_range_vf="> 0",
+            ent_coef=">= 0", vf_coef=">= 0", max_grad_norm="> 0", target_kl="> 0", beta=">= 0",
         )
         schedule(self.learning_rate, "learning_rate")
         if self.clip_range is not None:
@@ -100,21 +101,22 @@ def ppo_loss(evaluation: Evaluation, batch: Batch, config: PPOConfig, clip: floa
         clip: clip range of this update; None does not clip.
     """
     surrogate = clipped_loss(evaluation.log_prob, batch.old_log_probs, batch.advantages, clip)
-    policy = masked_mean(surrogate.loss)
+    mask = batch.mask
+    policy = masked_mean(surrogate.loss, mask)
     # vf_coef multiplies the squared error, as in Stable-Baselines3; value_loss is half of that.
     value = 2.0 * masked_mean(
-        value_loss(evaluation.value, batch.returns, batch.old_values, config.clip_range_vf)
+        value_loss(evaluation.value, batch.returns, batch.old_values, config.clip_range_vf), mask
     )
-    entropy = masked_mean(evaluation.entropy)
+    entropy = masked_mean(evaluation.entropy, mask)
     total = policy + config.vf_coef * value
     if config.ent_coef > 0:  # a term with factor 0 would still cost its backward pass
         total = total - config.ent_coef * entropy
     kl = torch.zeros(())
     if config.beta > 0 and config.kl_in == "loss":
         assert batch.ref_log_probs is not None
-        kl = masked_mean(ESTIMATORS[config.kl_estimator](evaluation.log_prob, batch.ref_log_probs))
+        kl = masked_mean(ESTIMATORS[config.kl_estimator](evaluation.log_prob, batch.ref_log_probs), mask)
         total = total + config.beta * kl
-    return LossTerms(total, policy, value, entropy, kl, surrogate.ratio)
+    return LossTerms(total, policy, value, entropy, kl, batch.steps(surrogate.ratio))
 
 
 class PPO:
@@ -129,52 +131,24 @@ class PPO:
 
     algorithm = "ppo"
 
+    learn = on_policy.learn
+    predict = on_policy.predict
+    action_probabilities = on_policy.action_probabilities
+    save = on_policy.save
+    load = classmethod(on_policy.load)
+
     def __init__(
         self, env: Any, seed: int | None = None, reference: Policy | None = None, **config: Any
     ) -> None:
         self.config = training.make_config(PPOConfig, config)
-        self.env = as_vector_env(env)
-        self.generator = training.make_generator(seed)
-        self.policy = training.build_policy(
-            self.config.policy, self.env, self.generator, self.config.policy_kwargs
-        )
-        self.optimizer = training.FlatAdam(self.policy)
-        self.reference = training.frozen(reference)
-        self.collector = Collector(self.env, self.policy, self.generator, seed, self.reference)
-        self.num_timesteps = 0
-        self.n_updates = 0
-
-    def learn(
-        self,
-        total_timesteps: int,
-        run_dir: str | Path | None = None,
-        progress_bar: bool = False,
-        callback: Callable[[PPO], bool | None] | None = None,
-        checkpoint_every: int | None = None,
-        resume: bool = False,
-    ) -> PPO:
-        """Train for at least ``total_timesteps`` more environment steps.
-
-        Args:
-            run_dir: folder for metrics.jsonl and TensorBoard events.
-            callback: called after every iteration; returning False ends training.
-            checkpoint_every: environment steps between two checkpoints in ``run_dir``; None: none.
-            resume: go on from the newest checkpoint of ``run_dir``, to the numbers of a run that never
-                stopped (see `agents.training_run`); agent and environment must be freshly made.
-        """
-        run = TrainingRun(self, total_timesteps, run_dir, progress_bar, checkpoint_every, resume)
-        with training.single_thread(), run:
-            while run.steps_left > 0:
-                rollout = self.collect()
-                self.num_timesteps += rollout.env_steps
-                metrics = self.update(rollout, run.progress_remaining)
-                run.record(metrics)
-                if callback is not None and callback(self) is False:
-                    break
-        return self
+        parts = on_policy.build(self.config, env, seed, reference)
+        self.env, self.generator, self.policy, self.optimizer, self.reference, self.collector = parts
+        self.num_timesteps = self.n_updates = 0
 
     def collect(self) -> Rollout:
-        """The next ``n_steps`` vector steps of experience, in which some action is executed."""
+        """The next ``n_steps`` vector steps of experience, or whole episodes (see `PPOConfig`)."""
+        if self.config.n_episodes is not None or self.collector.sequences:
+            return self.collector.collect_episodes(self.config.n_episodes or 1)
         rollout = self.collector.collect(self.config.n_steps)
         while not rollout.n_steps:  # nothing but reset steps: short episodes and n_steps=1
             rollout = self.collector.collect(self.config.n_steps)
@@ -197,7 +171,7 @@ class PPO:
 
     def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
         """`ppo_loss` of the current policy on a batch, with the clip range of that progress."""
-        evaluation = self.policy.evaluate(batch.observations, batch.actions)
+        evaluation = evaluate(self.policy, batch)
         return ppo_loss(evaluation, batch, self.config, self.clip_range(progress_remaining))
 
     def clip_range(self, progress_remaining: float) -> float | None:
@@ -220,10 +194,10 @@ class PPO:
                 yield self._whitened(part)
 
     def _whitened(self, batch: Batch) -> Batch:
-        # A single sample has no deviation: it keeps its advantage, as in Stable-Baselines3.
-        if not self.config.normalize_advantage or len(batch) == 1:
+        # A single step has no deviation: it keeps its advantage, as in Stable-Baselines3.
+        if not self.config.normalize_advantage or batch.steps(batch.advantages).numel() == 1:
             return batch
-        return replace(batch, advantages=whiten(batch.advantages, ddof=1))
+        return replace(batch, advantages=whiten(batch.advantages, batch.mask, ddof=1))
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One PPO update: n_epochs over the rollout in minibatches. Returns its metrics."""
@@ -238,7 +212,7 @@ class PPO:
         stopped = False
         for part in self.minibatches(batch):
             terms = self.loss(part, progress_remaining)
-            if cfg.target_kl is not None and approx_kl(terms.ratio) > 1.5 * cfg.target_kl:
+            if cfg.target_kl is not None and training.approx_kl(terms.ratio) > 1.5 * cfg.target_kl:
                 stopped = True  # before the step, and no further epoch follows
                 break
             grad_norms.append(training.gradient_step(terms.total, self.optimizer, cfg.max_grad_norm))
@@ -246,61 +220,15 @@ class PPO:
         self.n_updates += len(history)
         self.collector.policy_version += 1
 
-        metrics = update_metrics(history, clip)
-        if batch.ref_log_probs is not None:
-            metrics["train/kl_ref"] = float((batch.old_log_probs - batch.ref_log_probs).mean())
+        metrics = training.mean_terms(history) | training.kl_ref(batch)
+        ratio = torch.cat([terms.ratio for terms in history])
         return metrics | training.rollout_metrics(self.collector) | {
             "time/total_timesteps": self.num_timesteps,
             "train/learning_rate": learning_rate,
             "train/clip_range": float("nan") if clip is None else clip,
+            "train/clip_fraction": 0.0 if clip is None else clip_fraction(ratio, clip).mean().item(),
             "train/n_updates": self.n_updates,
             "train/grad_norm": float(np.mean(grad_norms)),
-            "train/explained_variance": training.explained_variance(batch.old_values, batch.returns),
+            "train/explained_variance": training.explained_variance(batch),
             "train/early_stop": float(stopped),
         }
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-    ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch; the state is None (these policies have none)."""
-        action = predict_actions(self.policy, self.env, observation, self.generator, deterministic)
-        return action, None
-
-    def action_probabilities(self, observations: Any) -> np.ndarray:
-        """pi(.|s) for Discrete actions, [N, A]."""
-        return policy_probabilities(self.policy, self.env, observations)
-
-    def save(self, path: str | Path) -> None:
-        """Write configuration, weights, optimiser and random state to one file, atomically."""
-        checkpoint.save_agent(path, self)
-
-    @classmethod
-    def load(
-        cls, path: str | Path, env: Any, reference: Policy | None = None, policy: Policy | None = None
-    ) -> PPO:
-        """An agent from `save`'s file. ``reference`` and a ``policy`` given as objects are given again."""
-        return checkpoint.load_agent(path, cls, env, reference, policy)
-
-
-def approx_kl(ratio: torch.Tensor) -> float:
-    """KL(old policy || current policy), estimator k3, of samples from the old one; ratio [B]."""
-    log_ratio = torch.log(ratio.detach())
-    return k3(torch.zeros_like(log_ratio), log_ratio).mean().item()
-
-
-def update_metrics(history: list[LossTerms], clip: float | None) -> dict[str, float]:
-    """Means over all samples of an update, each minibatch weighted by its size."""
-    ratio = torch.cat([terms.ratio for terms in history])
-    sizes = torch.tensor([float(len(terms.ratio)) for terms in history])
-    names = ("loss", "policy_gradient_loss", "value_loss", "entropy", "kl_loss")
-    values = torch.stack([torch.stack(terms[: len(names)]) for terms in history])  # [minibatches, 5]
-    means = (sizes @ values / sizes.sum()).tolist()
-    return {
-        **{f"train/{name}": mean for name, mean in zip(names, means, strict=True)},
-        "train/approx_kl": approx_kl(ratio),
-        "train/clip_fraction": 0.0 if clip is None else clip_fraction(ratio, clip).mean().item(),
-    }

@@ -14,19 +14,27 @@ from agents.agent import as_vector_env
 Factory = Callable[..., Any]
 
 
-def _ppo(env: Any, **config: Any) -> Any:
-    from agents.ppo import PPO
+# Module, class and configuration of our own agents: imported when one is made.
+OURS = {
+    "ppo": ("agents.ppo", "PPO", "PPOConfig"),
+    "reinforce": ("agents.reinforce", "Reinforce", "ReinforceConfig"),
+    "rloo": ("agents.rloo", "RLOO", "RLOOConfig"),
+    "remax": ("agents.remax", "ReMax", "ReMaxConfig"),
+    "grpo": ("agents.grpo", "GRPO", "GRPOConfig"),
+    "dpo": ("agents.dpo", "DPO", "DPOConfig"),
+}
 
-    return PPO(env, **config)
+
+def _ours(name: str) -> Factory:
+    module, kind, _ = OURS[name]
+
+    def make_ours(env: Any, **config: Any) -> Any:
+        return getattr(importlib.import_module(module), kind)(env, **config)
+
+    return make_ours
 
 
-def _reinforce(env: Any, **config: Any) -> Any:
-    from agents.reinforce import Reinforce
-
-    return Reinforce(env, **config)
-
-
-_FACTORIES: dict[str, Factory] = {"ppo": _ppo, "reinforce": _reinforce}
+_FACTORIES: dict[str, Factory] = {name: _ours(name) for name in OURS}
 SB3_PREFIXES = ("sb3", "sb3_contrib")
 SB3_PACKAGES = ("stable_baselines3", "sb3_contrib")
 
@@ -145,12 +153,9 @@ def config_fields(name: str) -> set[str]:
 
     For ours the fields of its configuration class; for others the keyword parameters of the class.
     """
-    from agents.ppo import PPOConfig
-    from agents.reinforce import ReinforceConfig
-
-    ours = {"ppo": PPOConfig, "reinforce": ReinforceConfig}
-    if name in ours:
-        return {f.name for f in fields(ours[name])} | {"reference"}
+    if name in OURS:
+        module, _, config = OURS[name]
+        return {f.name for f in fields(getattr(importlib.import_module(module), config))} | {"reference"}
     if is_sb3(name):
         from agents.sb3 import sb3_config_fields
 

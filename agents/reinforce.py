@@ -8,24 +8,18 @@ learning" (1992); Sutton et al., "Policy Gradient Methods" (2000), for the sum o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from agents import checkpoint, training
+from agents import on_policy, training
 from agents.advantages import discounted_returns, gae, kl_in_reward, whiten
-from agents.agent import as_vector_env, policy_probabilities, predict_actions
-from agents.batch import Batch, LossTerms, make_batch
-from agents.collector import Collector
+from agents.batch import Batch, LossTerms, evaluate, make_batch
 from agents.losses import masked_mean, policy_gradient_loss, value_loss
 from agents.policies.base import Policy
 from agents.rollout import Rollout
 from agents.schedules import schedule
-from agents.training_run import TrainingRun
 
 BASELINES = ("none", "batch_mean", "value")
 
@@ -82,52 +76,19 @@ class Reinforce:
 
     algorithm = "reinforce"
 
+    learn = on_policy.learn
+    predict = on_policy.predict
+    action_probabilities = on_policy.action_probabilities
+    save = on_policy.save
+    load = classmethod(on_policy.load)
+
     def __init__(
         self, env: Any, seed: int | None = None, reference: Policy | None = None, **config: Any
     ) -> None:
         self.config = training.make_config(ReinforceConfig, config)
-        self.env = as_vector_env(env)
-        self.generator = training.make_generator(seed)
-        self.policy = training.build_policy(
-            self.config.policy, self.env, self.generator, self.config.policy_kwargs
-        )
-        self.optimizer = training.FlatAdam(self.policy)
-        self.reference = training.frozen(reference)
-        self.collector = Collector(self.env, self.policy, self.generator, seed, self.reference)
-        self.num_timesteps = 0
-        self.n_updates = 0
-
-    def learn(
-        self,
-        total_timesteps: int,
-        run_dir: str | Path | None = None,
-        progress_bar: bool = False,
-        callback: Callable[[Reinforce], bool | None] | None = None,
-        checkpoint_every: int | None = None,
-        resume: bool = False,
-    ) -> Reinforce:
-        """Train for at least ``total_timesteps`` more environment steps, in whole episodes.
-
-        A row of a vector environment that has its episodes goes on until the others have theirs. Those
-        steps are not learned from but are counted (none in disabled autoreset mode, where it waits).
-
-        Args:
-            run_dir: folder for metrics.jsonl and TensorBoard events.
-            callback: called after every iteration; returning False ends training.
-            checkpoint_every: environment steps between two checkpoints in ``run_dir``; None: none.
-            resume: go on from the newest checkpoint of ``run_dir``, to the numbers of a run that never
-                stopped (see `agents.training_run`); agent and environment must be freshly made.
-        """
-        run = TrainingRun(self, total_timesteps, run_dir, progress_bar, checkpoint_every, resume)
-        with training.single_thread(), run:
-            while run.steps_left > 0:
-                rollout = self.collect()
-                self.num_timesteps += rollout.env_steps
-                metrics = self.update(rollout, run.progress_remaining)
-                run.record(metrics)
-                if callback is not None and callback(self) is False:
-                    break
-        return self
+        parts = on_policy.build(self.config, env, seed, reference)
+        self.env, self.generator, self.policy, self.optimizer, self.reference, self.collector = parts
+        self.num_timesteps = self.n_updates = 0
 
     def collect(self) -> Rollout:
         """The next ``n_episodes`` whole episodes of each environment."""
@@ -158,75 +119,31 @@ class Reinforce:
             advantages = returns - mean
         batch = make_batch(rollout, advantages, returns)
         if cfg.normalize_advantage:
-            batch.advantages = whiten(batch.advantages, ddof=1)
+            batch.advantages = whiten(batch.advantages, batch.mask, ddof=1)
         return batch
 
     def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
         """``policy gradient + vf_coef * (V - G)^2 - ent_coef * entropy``, means over samples."""
         cfg = self.config
-        evaluation = self.policy.evaluate(batch.observations, batch.actions)
-        policy = masked_mean(policy_gradient_loss(evaluation.log_prob, batch.advantages))
-        entropy = masked_mean(evaluation.entropy)
+        evaluation = evaluate(self.policy, batch)
+        policy = masked_mean(policy_gradient_loss(evaluation.log_prob, batch.advantages), batch.mask)
+        entropy = masked_mean(evaluation.entropy, batch.mask)
         total = policy - cfg.ent_coef * entropy if cfg.ent_coef > 0 else policy
         value = torch.zeros(())
         if cfg.baseline == "value":
             # vf_coef multiplies the squared error, as in PPO; value_loss is half of that.
-            value = 2.0 * masked_mean(value_loss(evaluation.value, batch.returns))
+            value = 2.0 * masked_mean(value_loss(evaluation.value, batch.returns), batch.mask)
             total = total + cfg.vf_coef * value
         ratio = torch.exp(evaluation.log_prob - batch.old_log_probs).detach()
-        return LossTerms(total, policy, value, entropy, torch.zeros(()), ratio)
+        return LossTerms(total, policy, value, entropy, torch.zeros(()), batch.steps(ratio))
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One gradient step on the whole rollout. Returns its metrics."""
-        cfg = self.config
         batch = self.prepare(rollout)
-        learning_rate = schedule(cfg.learning_rate)(progress_remaining)
-        training.set_learning_rate(self.optimizer, learning_rate)
-        terms = self.loss(batch)
-        grad_norm = training.gradient_step(terms.total, self.optimizer, cfg.max_grad_norm)
-        self.n_updates += 1
-        self.collector.policy_version += 1
-
-        metrics = {
-            "time/total_timesteps": self.num_timesteps,
-            "train/loss": terms.total.item(),
-            "train/policy_gradient_loss": terms.policy.item(),
-            "train/entropy": terms.entropy.item(),
-            "train/grad_norm": grad_norm,
-            "train/learning_rate": learning_rate,
-            "train/n_updates": self.n_updates,
-        }
-        if cfg.baseline == "value":
-            metrics["train/value_loss"] = terms.value.item()
-            metrics["train/explained_variance"] = training.explained_variance(
-                batch.old_values, batch.returns
-            )
-        if batch.ref_log_probs is not None:
-            metrics["train/kl_ref"] = float((batch.old_log_probs - batch.ref_log_probs).mean())
-        return metrics | training.rollout_metrics(self.collector)
-
-    def predict(
-        self,
-        observation: Any,
-        state: Any = None,
-        episode_start: Any = None,
-        deterministic: bool = False,
-    ) -> tuple[Any, Any]:
-        """Actions for one observation or a batch; the state is None (these policies have none)."""
-        action = predict_actions(self.policy, self.env, observation, self.generator, deterministic)
-        return action, None
-
-    def action_probabilities(self, observations: Any) -> np.ndarray:
-        """pi(.|s) for Discrete actions, [N, A]."""
-        return policy_probabilities(self.policy, self.env, observations)
-
-    def save(self, path: str | Path) -> None:
-        """Write configuration, weights, optimiser and random state to one file, atomically."""
-        checkpoint.save_agent(path, self)
-
-    @classmethod
-    def load(
-        cls, path: str | Path, env: Any, reference: Policy | None = None, policy: Policy | None = None
-    ) -> Reinforce:
-        """An agent from `save`'s file. ``reference`` and a ``policy`` given as objects are given again."""
-        return checkpoint.load_agent(path, cls, env, reference, policy)
+        metrics = training.one_step(self, batch, progress_remaining)
+        if self.config.baseline == "value":
+            with torch.no_grad():
+                values = 2.0 * masked_mean(value_loss(batch.old_values, batch.returns), batch.mask)
+            metrics["train/value_loss"] = values.item()
+            metrics["train/explained_variance"] = training.explained_variance(batch)
+        return metrics

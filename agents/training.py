@@ -18,10 +18,12 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from agents.batch import Batch
+from agents.batch import Batch, LossTerms
 from agents.collector import Collector
-from agents.policies.base import Policy, make_policy
+from agents.kl import k3
+from agents.policies.base import POLICIES, Policy, make_policy
 from agents.rollout import Rollout
+from agents.schedules import schedule
 
 C = TypeVar("C")
 
@@ -99,8 +101,8 @@ def build_policy(policy: str | Policy, env: VectorEnv, generator: torch.Generato
         return make_policy(policy, env, generator, **(kwargs or {}))
     if not isinstance(policy, Policy):
         raise TypeError(
-            f"policy is a {type(policy).__name__}; allowed: 'auto', 'table', 'mlp', or an object with "
-            "the methods of agents.policies.Policy"
+            f"policy is a {type(policy).__name__}; allowed: {', '.join(map(repr, POLICIES))}, or an object "
+            "with the methods of agents.policies.Policy"
         )
     if isinstance(policy, nn.Module):
         policy.eval()
@@ -160,8 +162,52 @@ def rollout_metrics(collector: Collector) -> dict[str, float]:
     }
 
 
-def explained_variance(values: Tensor, returns: Tensor) -> float:
+def kl_ref(batch: Batch) -> dict[str, float]:
+    """KL(policy || reference) per step of a batch, as its metric; nothing without a reference."""
+    if batch.ref_log_probs is None:
+        return {}
+    return {"train/kl_ref": float(batch.steps(batch.old_log_probs - batch.ref_log_probs).mean())}
+
+
+def mean_terms(history: list[LossTerms]) -> dict[str, float]:
+    """Loss terms over all samples of an update, each minibatch weighted by its size, as metrics."""
+    ratio = torch.cat([terms.ratio for terms in history])
+    sizes = torch.tensor([float(len(terms.ratio)) for terms in history])
+    names = ("loss", "policy_gradient_loss", "value_loss", "entropy", "kl_loss")
+    values = torch.stack([torch.stack(terms[: len(names)]) for terms in history])  # [minibatches, 5]
+    means = (sizes @ values / sizes.sum()).tolist()
+    metrics = {f"train/{name}": mean for name, mean in zip(names, means, strict=True)}
+    return metrics | {"train/approx_kl": approx_kl(ratio)}
+
+
+def one_step(agent: Any, batch: Batch, progress_remaining: float) -> dict[str, float]:
+    """One gradient step of ``agent.loss`` on all of a batch, and its metrics."""
+    learning_rate = schedule(agent.config.learning_rate)(progress_remaining)
+    set_learning_rate(agent.optimizer, learning_rate)
+    terms = agent.loss(batch, progress_remaining)
+    grad_norm = gradient_step(terms.total, agent.optimizer, agent.config.max_grad_norm)
+    agent.n_updates += 1
+    agent.collector.policy_version += 1
+    return kl_ref(batch) | rollout_metrics(agent.collector) | {
+        "time/total_timesteps": agent.num_timesteps,
+        "train/loss": terms.total.item(),
+        "train/policy_gradient_loss": terms.policy.item(),
+        "train/entropy": terms.entropy.item(),
+        "train/grad_norm": grad_norm,
+        "train/learning_rate": learning_rate,
+        "train/n_updates": agent.n_updates,
+    }
+
+
+def approx_kl(ratio: Tensor) -> float:
+    """KL(old policy || current policy), estimator k3, of samples from the old one; ratio [B]."""
+    log_ratio = torch.log(ratio.detach())
+    return k3(torch.zeros_like(log_ratio), log_ratio).mean().item()
+
+
+def explained_variance(batch: Batch) -> float:
     """``1 - Var[returns - values] / Var[returns]``; NaN where the returns do not vary."""
+    returns, values = batch.steps(batch.returns), batch.steps(batch.old_values)
     variance = returns.var(correction=0)
     if variance == 0:
         return float("nan")

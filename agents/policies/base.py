@@ -35,10 +35,9 @@ class Policy(Protocol):
         """V(s): [B]."""
 
 
-def log_prob_of(policy: Policy, observations: Tensor, actions: Tensor) -> Tensor:
-    """Log-probs without gradient, for a reference policy; [B]."""
-    with torch.no_grad():
-        return policy.evaluate(observations, actions).log_prob
+def reads_sequences(policy: Any) -> bool:
+    """Whether a policy decodes with a state and is evaluated on whole episodes, as the GPT."""
+    return bool(getattr(policy, "reads_sequences", False))
 
 
 POLICIES = ("auto", "table", "mlp", "gpt")

@@ -49,7 +49,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(name):
 
 
 def test_a_policy_that_is_none():
-    with pytest.raises(TypeError, match="policy is a int; allowed: 'auto', 'table', 'mlp'"):
+    with pytest.raises(TypeError, match="policy is a int; allowed: 'auto', 'table', 'mlp', 'gpt'"):
         PPO(sync("CartPole-v1"), policy=3)
     with pytest.raises(ValueError, match="policy='tabel'"):
         PPO(sync("CartPole-v1"), policy="tabel")

@@ -23,6 +23,7 @@ from worlds import (
 
 import agents
 import agents.ppo
+from agents import training
 from agents.batch import Batch
 from agents.losses import value_loss
 from agents.policies.base import Evaluation
@@ -218,7 +219,7 @@ def test_before_the_first_step_nothing_has_moved_C01(monkeypatch):
         ratios.clear()
         agent.update(agent.collect())
         assert (ratios[0] - 1).abs().max() <= 1e-5
-        assert agents.ppo.approx_kl(ratios[0]) <= 1e-6
+        assert training.approx_kl(ratios[0]) <= 1e-6
         assert (ratios[-1] - 1).abs().max() > 1e-4
     agent = PPO(agent.env, seed=0, n_steps=64, batch_size=10_000, n_epochs=1)
     metrics = agent.update(agent.collect())
@@ -268,7 +269,7 @@ def test_early_stop_leaves_both_loops_C18(monkeypatch):
     agent = PPO(sync("CartPole-v1"), seed=0, n_steps=16, batch_size=8, n_epochs=4, target_kl=0.01)
     rollout, losses = agent.collect(), []
     kls = [0.0149] * 6 + [0.0151] + [0.0] * 9
-    monkeypatch.setattr(agents.ppo, "approx_kl", lambda ratio: kls[len(losses) - 1])
+    monkeypatch.setattr(training, "approx_kl", lambda ratio: kls[len(losses) - 1])
     original = agent.loss
     monkeypatch.setattr(agent, "loss", lambda *args: losses.append(original(*args)) or losses[-1])
     metrics = agent.update(rollout)

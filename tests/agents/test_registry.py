@@ -109,7 +109,7 @@ def test_the_environment_stays_open(env):
 def test_unknown_names_give_the_nearest(env):
     with pytest.raises(ValueError, match="unknown agent 'pppo'; did you mean 'ppo'.*reinforce.*sb3:PPO"):
         agents.make("pppo", env)
-    with pytest.raises(ValueError, match="unknown agent 'xyz'.*registered: ppo, reinforce"):
+    with pytest.raises(ValueError, match="unknown agent 'xyz'.*registered: dpo, grpo, ppo, reinforce"):
         agents.make("xyz", env)
 
 
@@ -135,7 +135,7 @@ def test_registered_factories_are_made_with_seed_and_config(env):
     agent = agents.make("constant", env, seed=5, action=1)
     assert type(agent) is Constant and agent.env is env and (agent.seed, agent.action) == (5, 1)
     agents.register("constant", Constant)  # a module that is imported twice
-    with pytest.raises(ValueError, match="'constant' is taken; registered: constant, ppo"):
+    with pytest.raises(ValueError, match="'constant' is taken; registered: constant, dpo, grpo"):
         agents.register("constant", lambda env, seed=None: Constant(env))
     with pytest.raises(ValueError, match="'ppo' is taken"):
         agents.register("ppo", Constant)
