@@ -94,6 +94,17 @@ def test_context_limit_ends_the_response():
     assert play(env, [1] * 7, task_id=1)[-1][2]
 
 
+def test_a_new_episode_shows_its_prompt_and_nothing_of_the_last():
+    env = make_vec(custom_task(), 2, "next_step")
+    env.reset(options={"task_id": 0})
+    for _ in range(5):
+        env.step(np.array([1, 2]))
+    shown = env.step(np.array([1, 2]))[0]
+    again, _ = env.reset(options={"task_id": np.array([1, 0])})
+    assert again.tolist() == [[4] + [8] * 7, [0, 1, 2] + [8] * 5]
+    assert all(row in (again[0].tolist(), again[1].tolist()) for row in shown.tolist())
+
+
 def test_a_limit_from_outside_truncates():
     env = gym.wrappers.TimeLimit(gym.make("TokenGeneration-v0", task=custom_task()), 2)
     steps = play(env, [1, 1])
@@ -189,6 +200,8 @@ def test_a_failing_judge_is_an_error_and_the_step_can_be_taken_again(mode):
     for _ in range(2):
         with pytest.raises(RewardError, match=re.escape(message)):
             env.step(np.array([5, 0, 0, 5]))
+    shown, _ = env.reset(options={"reset_mask": np.array([False, False, True, False])})
+    np.testing.assert_array_equal(shown[[0, 1, 3]], before[[0, 1, 3]])
     down[0] = False
     observations, rewards, terminated, _, info = env.step(np.array([5, 0, 0, 5]))
     assert terminated.tolist() == [True, False, False, True] and rewards.tolist() == [2, 0, 0, 2]
