@@ -36,6 +36,8 @@ def agent_state(agent: Any) -> dict[str, Any]:
         "config": config,
         "reference": agent.reference is not None,
         "policy": agent.policy.state_dict(),
+        # Where the policy started, of agents that have it as their reference.
+        "start": agent.start.state_dict() if hasattr(agent, "start") else None,
         "optimizer": agent.optimizer.state_dict(),
         "generator": agent.generator.get_state(),
         "num_timesteps": agent.num_timesteps,
@@ -73,6 +75,8 @@ def load_agent(path: str | Path, kind: Any, env: Any, reference: Any, policy: An
 def restore_agent(agent: Any, state: dict[str, Any], path: str | Path) -> None:
     """Put `agent_state` into an agent that was made with the same configuration."""
     load_weights(agent, state, path)
+    if state.get("start") is not None:
+        agent.start.load_state_dict(state["start"])
     agent.optimizer.load_state_dict(state["optimizer"])
     agent.generator.set_state(state["generator"])
     agent.num_timesteps = state["num_timesteps"]

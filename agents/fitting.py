@@ -64,6 +64,33 @@ def shuffled(data: D, batch_size: int, generator: torch.Generator | None) -> Ite
         yield data.select(index)
 
 
+class Means:
+    """Means of metrics over the rows of several parts."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._rows = 0
+
+    def add(self, metrics: Mapping[str, Tensor | float], rows: int) -> None:
+        """Count the metrics of a part, which are means over its rows."""
+        self._rows += rows
+        for name, x in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(x) * rows
+
+    def result(self) -> dict[str, float]:
+        """The means over all rows."""
+        return {name: x / self._rows for name, x in self._sums.items()}
+
+
+def step(
+    part: D, loss: Loss[D], optimizer: training.FlatAdam, max_grad_norm: float | None, means: Means
+) -> None:
+    """One gradient step on a part of the data; its metrics go into ``means``."""
+    value, metrics = loss(part)
+    grad_norm = training.gradient_step(value, optimizer, max_grad_norm)
+    means.add({**metrics, "train/grad_norm": grad_norm}, len(part))
+
+
 def fit(
     data: D,
     loss: Loss[D],
@@ -96,23 +123,18 @@ def fit(
         part for _ in range(config.n_epochs) for part in shuffled(data, config.batch_size, generator)
     )
     lines: list[dict[str, float]] = []
-    sums: dict[str, float] = {}
-    rows = 0
+    means = Means()
     with training.single_thread(), TrainingLog(total, run_dir, progress_bar) as log:
         for done, part in enumerate(parts, start=1):
             learning_rate = rate(1.0 - (done - 1) / total)
             training.set_learning_rate(optimizer, learning_rate)
-            value, metrics = loss(part)
-            grad_norm = training.gradient_step(value, optimizer, config.max_grad_norm)
-            rows += len(part)
-            for name, x in {**metrics, "train/grad_norm": grad_norm}.items():
-                sums[name] = sums.get(name, 0.0) + float(x) * len(part)
+            step(part, loss, optimizer, config.max_grad_norm, means)
             if done % every == 0 or done == total:
-                line = {name: x / rows for name, x in sums.items()}
+                line = means.result()
                 line |= {"train/learning_rate": learning_rate, "train/n_updates": n_updates + done}
                 log.write(n_updates + done, done, line)
                 lines.append(line)
-                sums, rows = {}, 0
+                means = Means()
     return lines
 
 
@@ -124,9 +146,8 @@ def evaluate(data: D, loss: Loss[D], batch_size: int) -> dict[str, float]:
     """
     if not len(data):
         raise ValueError("the data has no rows; there is nothing to evaluate")
-    sums: dict[str, float] = {}
+    means = Means()
     with training.single_thread(), torch.no_grad():
         for part in shuffled(data, batch_size, None):
-            for name, x in loss(part)[1].items():
-                sums[name] = sums.get(name, 0.0) + float(x) * len(part)
-    return {name: x / len(data) for name, x in sums.items()}
+            means.add(loss(part)[1], len(part))
+    return means.result()

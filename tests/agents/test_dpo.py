@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+import agents
+from agents.collector import Collector
 from agents.dpo import DPO, DPOConfig
 from agents.policies import TablePolicy
 from agents.policies.gpt import GPTPolicy
@@ -20,6 +22,8 @@ from agents.preferences import (
     pairs_within,
 )
 from llmgym import AnswerPool
+from llmgym.token_rewards import Scores
+from llmgym.token_tasks import TokenTask
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +223,7 @@ def test_the_reference_stays_what_it_was():
     for dpo, expected in ((own, torch.tensor(np.log(pool.ref_probs))), (with_reference, before)):
         dpo.fit(all_pairs(pool))
         dpo.fit(all_pairs(pool))
-        pairs = dpo.prepare(all_pairs(pool))
+        pairs = dpo.with_reference(all_pairs(pool))
         chosen = pairs.preferences.chosen
         np.testing.assert_allclose(
             pairs.ref_chosen, torch.log_softmax(expected, -1)[chosen.observations, chosen.actions], rtol=1e-5
@@ -245,6 +249,110 @@ def test_held_out_pairs_are_ranked_nearly_as_well_as_possible(tmp_path):
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(written) == len(lines) > 10 and written[-1]["dpo/loss"] < written[0]["dpo/loss"]
     assert written[-1]["step"] == dpo.n_updates == 3 * 79
+
+
+# --- learning in an environment ---
+
+
+def test_learn_draws_its_own_pairs_and_comes_close_to_the_closed_form():
+    pool, beta = AnswerPool.random(3, 6, seed=2), 1.0
+    env = gym.make_vec("AnswerPool-v0", num_envs=64, pool=pool)
+    dpo = agents.make("dpo", env, seed=0, beta=beta, learning_rate="lin_0.1", n_pairs=512, batch_size=512)
+    assert dpo.learn(512 * 200) is dpo
+    assert dpo.num_timesteps == 512 * 200 and dpo.n_updates == 100
+    policy = dpo.action_probabilities(np.arange(3))
+    assert pool.kl(pool.ref_probs, pool.optimal_policy(beta)) > 0.1
+    assert pool.kl(policy, pool.optimal_policy(beta)) < 0.01
+
+
+@pytest.mark.parametrize("env_id", ["AnswerPool-v0", "TokenGeneration-v0", "CartPole-v1"])
+def test_the_answers_of_a_pair_share_a_task_and_are_ranked_by_their_rewards(env_id):
+    dpo = DPO(gym.make_vec(env_id, num_envs=4), seed=0, n_pairs=30)
+    rollout = dpo.collect()
+    preferences = dpo.label(rollout)
+    episodes = rollout.episodes
+    assert len(preferences) == 30 and len(episodes.returns) == 60
+    for group in range(30):
+        assert len(set(episodes.task_ids[episodes.group_ids == group])) == 1
+    # The log-probs are those at which the episodes were sampled.
+    with torch.no_grad():
+        sides = (preferences.chosen, preferences.rejected)
+        both = torch.cat([answer_log_probs(dpo.policy, side) for side in sides])
+    index = rollout.episode_index
+    recorded = torch.zeros(60).index_add(0, index[index >= 0], rollout.log_probs[index >= 0])
+    np.testing.assert_allclose(both.sort().values, recorded.sort().values, atol=1e-4)
+    lengths = torch.cat([preferences.chosen.lengths, preferences.rejected.lengths])
+    assert sorted(lengths.tolist()) == sorted(episodes.lengths.tolist())
+    if env_id == "CartPole-v1":  # a return is a length, and far apart the longer one always wins
+        gap = preferences.chosen.lengths - preferences.rejected.lengths
+        assert (gap < -15).sum() == 0 and (gap > 15).sum() > 3
+
+
+def test_the_sampled_policy_is_the_reference_and_not_the_trained_one():
+    pool = AnswerPool.random(1, 4, seed=0)
+    env = gym.make_vec("AnswerPool-v0", num_envs=64, pool=pool)
+    dpo = DPO(env, seed=0, learning_rate=1.0, n_pairs=512)
+    dpo.learn(2_000)
+    assert dpo.action_probabilities([0]).max() > 0.95
+    counts = np.bincount(dpo.collect().actions.flatten(), minlength=4)
+    n, ref = counts.sum(), pool.ref_probs[0]
+    assert (np.abs(counts / n - ref) < 4 * np.sqrt(ref * (1 - ref) / n)).all()
+
+
+def count_zeros(responses):
+    """Two for every token 0 of a response."""
+    return Scores(2.0 * (responses.tokens == 0).sum(1))
+
+
+def test_a_language_model_learns_from_samples_of_its_reference():
+    """Zeros are paid for: fresh pairs are ranked, and responses have more of them, if no more than 4."""
+    task = TokenTask(prompts=[[1], [2, 3]], vocab_size=5, eos_id=4, max_new_tokens=4, reward=count_zeros)
+    env = gym.make_vec("TokenGeneration-v0", num_envs=32, task=task)
+    dpo = DPO(env, seed=0, beta=1.0, learning_rate=3e-3, batch_size=32, n_pairs=256,
+              policy_kwargs={"n_layer": 1, "n_embd": 32})  # fmt: skip
+    dpo.learn(10_000)
+    fresh = dpo.collect()
+    assert dpo.evaluate(dpo.label(fresh))["dpo/accuracy"] > 0.5 + 4 * 0.5 / np.sqrt(256)
+    after = Collector(env, dpo.policy, dpo.generator, None).collect_episodes(8).episodes.returns
+    assert after.mean() > 2 * fresh.episodes.returns.mean()
+
+
+def test_a_saved_agent_keeps_the_reference_it_started_from(tmp_path):
+    pool = AnswerPool.random(2, 5, seed=0)
+    env = gym.make_vec("AnswerPool-v0", num_envs=8, pool=pool)
+    dpo = DPO(env, seed=0, learning_rate=0.1, batch_size=4)
+    dpo.fit(all_pairs(pool))
+    dpo.save(tmp_path / "agent")
+    loaded = agents.load("dpo", tmp_path / "agent", env)
+    assert loaded.evaluate(all_pairs(pool)) == dpo.evaluate(all_pairs(pool))
+    dpo.fit(all_pairs(pool))
+    loaded.fit(all_pairs(pool))
+    assert torch.equal(dpo.policy.logits, loaded.policy.logits)
+
+
+def test_weights_loaded_before_training_are_the_reference():
+    pool = AnswerPool.random(2, 5, seed=0)
+    dpo = agent(pool)
+    dpo.policy.logits.data.copy_(torch.randn(2, 5, generator=torch.Generator().manual_seed(0)))
+    assert dpo.evaluate(all_pairs(pool))["dpo/loss"] == pytest.approx(np.log(2), abs=1e-6)
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers(tmp_path):
+    pool = AnswerPool.random(2, 5, seed=0)
+
+    def run(folder, callback=None, resume=False):
+        env = gym.make_vec("AnswerPool-v0", num_envs=8, pool=pool)
+        dpo = DPO(env, seed=0, learning_rate="lin_0.05", n_pairs=32, n_epochs=2, batch_size=16)
+        return dpo.learn(640, tmp_path / folder, callback=callback, checkpoint_every=64, resume=resume)
+
+    whole = run("whole")
+    run("stopped", callback=lambda dpo: dpo.num_timesteps < 320)
+    resumed = run("stopped", resume=True)
+    assert resumed.num_timesteps == whole.num_timesteps == 640
+    assert torch.equal(resumed.policy.logits, whole.policy.logits)
+    assert torch.equal(resumed.start.logits, whole.start.logits)
+    lines = [(tmp_path / folder / "metrics.jsonl").read_text() for folder in ("whole", "stopped")]
+    assert lines[0] == lines[1] and len(lines[0].splitlines()) == 10
 
 
 def test_equal_seeds_give_equal_runs():
