@@ -63,19 +63,18 @@ def agents(json: bool = False) -> int:
         json: print one JSON object.
     """
     from dataclasses import fields
+    from importlib import import_module
 
-    from agents.ppo import PPOConfig
-    from agents.reinforce import ReinforceConfig
+    from agents.registry import OURS
     from agents.sb3 import sb3_names
 
-    configs: dict[str, Any] = {"ppo": PPOConfig, "reinforce": ReinforceConfig}
     rows: list[dict[str, Any]] = [
         {
             "name": name,
-            "description": _first_line(sys.modules[config.__module__].__doc__),
-            "config": {f.name: f.default for f in fields(config)},
+            "description": _first_line(import_module(module).__doc__),
+            "config": {f.name: f.default for f in fields(getattr(import_module(module), config))},
         }
-        for name, config in configs.items()
+        for name, (module, _, config) in OURS.items()
     ]
     if json:
         return _print_json({"agents": rows, "sb3": sb3_names(), "others": OTHER_AGENTS})
