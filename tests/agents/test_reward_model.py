@@ -9,6 +9,7 @@ import torch
 
 from agents.policies.base import Policy
 from agents.policies.gpt import GPTPolicy
+from agents.ppo import PPO
 from agents.preferences import (
     Responses,
     bradley_terry_preferences,
@@ -235,6 +236,19 @@ def test_critic_and_policy_do_not_move_each_other():
     drawn = both.sample(wide, generator, state, None)
     assert torch.equal(drawn, both.actor.sample(wide, torch.Generator().manual_seed(0)))
     assert torch.equal(both.mode(wide), both.actor.mode(wide))
+
+
+def test_ppo_trains_policy_and_critic():
+    """The critic starts as the reward model, and so knows the reward of a response at its end."""
+    env = gym.make_vec("TokenGeneration-v0", num_envs=16)
+    spaces = env.single_observation_space, env.single_action_space
+    actor = GPTPolicy(*spaces, torch.Generator().manual_seed(0), n_layer=1, n_embd=32)
+    both = with_critic(actor, reward_model_from(actor, seed=0))
+    agent = PPO(env, seed=0, policy=both, batch_size=8, n_epochs=2)
+    before = {name: p.detach().clone() for name, p in both.named_parameters()}
+    agent.learn(200)
+    still = [name for name, p in both.named_parameters() if torch.equal(p, before[name])]
+    assert [name for name in still if not name.startswith("actor.value_head")] == []
 
 
 def test_a_table_is_no_critic_of_tokens():

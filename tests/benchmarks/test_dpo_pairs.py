@@ -63,7 +63,7 @@ def test_bad_options_are_named(option, capsys):
 
 
 def test_a_small_run_writes_its_files(tmp_path):
-    args = script.Args(pairs=(500, 2000), runs=2, epochs=100, out=tmp_path)
+    args = script.Args(pairs=(500, 2000), runs=2, out=tmp_path)
     assert script.main(args) == 0
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["population_kl"] < 1e-4
