@@ -76,7 +76,8 @@ def take_row(observation: Any, i: int) -> Any:
     if isinstance(observation, dict):
         return {key: take_row(value, i) for key, value in observation.items()}
     row = observation[i]
-    return row.copy() if isinstance(row, np.ndarray) else row
+    # What nobody can write to, such as an action mask that all rows share, need not be copied.
+    return row.copy() if isinstance(row, np.ndarray) and row.flags.writeable else row
 
 
 def set_row(observation: Any, i: int, row: Any) -> None:
