@@ -104,6 +104,7 @@ class GPTPolicy(nn.Module):
         """Rows that are active, in any order, int64 [M], and their logits for the next token, [M, V]."""
         body = self.body
         if state is None:
+            body.lengths(observations)  # names an empty row by its number in the whole batch
             rows = np.arange(len(observations)) if active is None else np.flatnonzero(active)
             return rows, self._logits(body.last_hidden(observations[rows]))
         fresh = state.follow(observations, active)
@@ -111,9 +112,9 @@ class GPTPolicy(nn.Module):
         if len(state.rows):
             hidden.append(body.decode(state))
         if len(fresh):
-            new = observations[fresh]
-            hidden.append(body.last_hidden(new, state))
-            state.admit(fresh, body.lengths(new).numpy())
+            lengths = body.lengths(observations).numpy()
+            hidden.append(body.last_hidden(observations[fresh], state))
+            state.admit(fresh, lengths[fresh])
         return state.rows, self._logits(torch.cat(hidden) if hidden else torch.empty(0, body.n_embd))
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from gymnasium.vector import SyncVectorEnv
 from torch import nn
 
 import llmgym  # noqa: F401  (registers the ids)
-from agents.policies import MLPPolicy, Policy, TablePolicy, make_policy
+from agents.policies import GPTPolicy, MLPPolicy, Policy, TablePolicy, make_policy
 from agents.policies.spaces import check_spaces, decode_actions, encode_observations, flat_size
 from llmgym import AnswerPool
 
@@ -237,6 +237,27 @@ def test_other_observations_become_flat_floats():
     assert encode_observations(spaces.Box(-1, 1, ()), np.array([0.5, -0.5])).tolist() == [[0.5], [-0.5]]
 
 
+def test_integers_of_64_bits_stay_integers_and_the_mlp_takes_them():
+    """Token ids must not go through float32, which skips integers from 2 ** 24 on."""
+    space = spaces.Box(-9, 2**40, (2, 2), np.int64)
+    raw = np.array([[[1, 2], [3, 2**24 + 1]], [[-4, 0], [0, 7]]])
+    encoded = encode_observations(space, raw)
+    assert encoded.dtype == torch.int64 and encoded.tolist() == raw.tolist()
+    raw += 1
+    assert encoded[0, 0, 0] == 1
+    policy = make_policy("mlp", spaced(space, spaces.Discrete(3)), generator(), net_arch=[6])
+    small = encode_observations(space, np.array([[[1, 2], [3, 4]], [[-4, 0], [0, 7]]]))
+    actor, critic = towers(policy)
+    flat = small.reshape(2, 4).float()
+    np.testing.assert_allclose(policy.actor(small).detach(), actor(flat).detach(), atol=1e-6)
+    np.testing.assert_allclose(policy.evaluate(small, torch.tensor([0, 2])).value.detach(),
+                               critic(flat)[:, 0].detach(), atol=1e-6)  # fmt: skip
+    single = spaces.Box(0, 9, (), np.int64)
+    encoded = encode_observations(single, np.array([3, 5]))
+    policy = make_policy("mlp", spaced(single, spaces.Discrete(3)), generator())
+    assert encoded.tolist() == [3, 5] and policy.value(encoded).shape == (2,)
+
+
 def test_encoding_copies():
     raw = np.zeros((2, 3), np.float32)
     encoded = encode_observations(BOX, raw)
@@ -274,5 +295,20 @@ def test_policy_names():
     assert isinstance(make_policy("auto", control, generator()), MLPPolicy)
     with pytest.raises(ValueError, match="policy='table' needs Discrete"):
         make_policy("table", control, generator())
+    tokens = spaced(spaces.Box(0, 5, (8,), np.int64), spaces.Discrete(5))
+    assert isinstance(make_policy("auto", tokens, generator()), GPTPolicy)
+    assert make_policy("gpt", tokens, generator(), n_layer=3).body.n_layer == 3
+    assert isinstance(make_policy("mlp", tokens, generator()), MLPPolicy)
+    for other in (
+        spaced(spaces.Box(0, 6, (8,), np.int64), spaces.Discrete(5)),  # the largest id is not the padding
+        spaced(spaces.Box(-1, 5, (8,), np.int64), spaces.Discrete(5)),
+        spaced(spaces.Box(0, 5, (8,), np.int32), spaces.Discrete(5)),
+        spaced(spaces.Box(0, 5, (8, 1), np.int64), spaces.Discrete(5)),
+        spaced(spaces.Box(0, 5, (8,), np.int64), spaces.Discrete(5, start=1)),
+        control,
+    ):
+        assert isinstance(make_policy("auto", other, generator()), MLPPolicy)
+        with pytest.raises(ValueError, match=r"a GPT needs observations Box\(0, V, \(L,\), int64\)"):
+            make_policy("gpt", other, generator())
     with pytest.raises(ValueError, match="policy='lstm'.*auto, table, mlp, gpt"):
         make_policy("lstm", control, generator())
