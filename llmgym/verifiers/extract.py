@@ -1,0 +1,159 @@
+"""Which part of a response is its answer.
+
+1. What was thought is not said: only text behind the last ``</think>`` counts, and a response that is still in
+   ``<think>`` has no answer.
+2. A response that has stated an answer and then opens another question (a line "Question:", "Q:", "Problem:",
+   "Human:" or "User:") is read up to there.
+3. The last marker that states something decides: ``####``, ``\\boxed{}`` (or ``\\fbox{}``), ``A:``, "Answer:",
+   "the answer is", ``<answer>``. A marker with nothing behind it (as when the prompt is recited) states nothing,
+   and a box that is never closed leaves no answer.
+4. Without a marker a response that is nothing but an expression is the answer, and in prose the last number or
+   formula, unless it is denied ("not 7"). Numbers in a row ("1, 2 or 3") are one answer: a list.
+5. Only markers, no answer behind any: None.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llmgym.verifiers.exact import DECIMAL
+
+MAX_RESPONSE = 1_000_000  # characters; a longer response is over the limits
+TAIL = 2_000  # characters of a response without markers in which its last number is looked for
+RUN_ON = re.compile(r"\n[\s*#]*(?:Q|Question(?: \d+)?|Problem(?: \d+)?|Human|User)\**:")
+RUN_ON_HEADS = ("Q:", "Question", "Problem", "Human", "User")
+MARKER = re.compile(
+    r"####+"
+    r"|\\f?box(?:ed)?(?![A-Za-z])"
+    r"|<answer>"
+    r"|(?<![\w\\])A\s?:(?![A-Za-z:])"
+    r"|(?<![A-Za-z])(?:final )?answer(?: \([^()\n]{1,40}\))?(?: to [^\n.:]{1,80}?)?\s?[*_]{0,2}\s?"
+    r"(?:(?:is|was|are|equals|=|(?:would|will|must|should) be)\b\s?:?|:|=|\n)",
+    re.IGNORECASE,
+)
+ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
+INLINE = re.compile(r"\$\$([^$]{1,400})\$\$|\$([^$\n]{1,400})\$|\\\(([^()]{1,400}?)\\\)|\\\[([^\[\]]{1,400}?)\\\]")
+SENTENCE_END = re.compile(
+    r"[.!?](?=\s|$)|\n|;|<|,?\s(?:because|since|which|where|as)\b|,\s+(?!and\b|or\b)(?=[A-Za-z]{2})"
+)
+WORDS = re.compile(r"(?:[A-Za-z']{2,}|[aI])\b")
+UNICODE_NUMBER = r"[-+−–]?\s?[$€£¥₹]?\s?[-+−]?"
+NUMBER = (
+    rf"(?:{DECIMAL})(?:\s?[eE][-+]?[0-9]+(?![\w.]))?(?: [0-9]+/[0-9]+|\s?/\s?[0-9]+(?:\.[0-9]+)?)?"
+    r"(?:\s?(?:[×x*·]|\\times|\\cdot)\s?10\s?\^?\s?(?:\{[-+−]?[0-9]+\}|[-+−]?[0-9]+|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?"
+    r"(?:\s?\\?%| percent\b| per cent\b| (?:thousand|million|billion|trillion)\b)?"
+)
+SIGNED = rf"(?:[-+−–]\s?)?[$€£¥₹]?\s?(?:[-+−])?{NUMBER}"
+LINK = r"(?:,? (?:or|and|to) |, ?|\s?[-–]\s?)"
+CHAIN = re.compile(
+    rf"(?<![\w.^_\\,/(])(?<![0-9]-)(?:{SIGNED}{LINK})*{SIGNED}(?![0-9]|\.[0-9]|[_^(\\])(?:(?=[^A-Za-z])|$|(?=[a-z]{{2}}))"
+)
+DENIED = re.compile(r"(?:\bnot|n't|rather than|instead of|never)\s+(?:be\s|equal\s)?$", re.IGNORECASE)
+MATH_ONLY = re.compile(r"[-+(\[{\\$0-9.∞√π−∅]")
+
+
+def answer_text(response: str) -> str | None:
+    """The answer of a response as it was written, or None: the module's docstring has the rules.
+
+    Linear in the length of the response. Raises OverLimits for one of more than MAX_CHARS characters that is
+    one expression.
+    """
+    if "<think>" in response or "</think>" in response:
+        if response.rfind("<think>") > response.rfind("</think>"):
+            return None
+        response = response[response.rfind("</think>") + len("</think>") :]
+    if "<<" in response:
+        response = ANNOTATION.sub("", response)
+    markers = [(m.start(), m.end()) for m in MARKER.finditer(response)]
+    if markers and any(head in response for head in RUN_ON_HEADS):
+        response, markers = without_run_on(response, markers)
+    end = len(response)
+    for start, content in reversed(markers):
+        if response[start] == "\\":
+            answer = box_content(response, content)
+            if answer is None:
+                return None
+        elif response[start] == "#":
+            answer = marked(response[content:end].split("\n", 1)[0])
+        else:
+            answer = marked(response[content:end])
+        if answer:
+            return answer
+        end = start
+    return None if markers else unmarked(response.strip())
+
+
+def without_run_on(response: str, markers: list[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
+    """The response up to where it opens a question of its own, with the markers up to there."""
+    first = RUN_ON.search(response)
+    if first is None or first.start() < markers[0][1]:
+        return response, markers  # it recites an example before its answer
+    return response[: first.start()], [marker for marker in markers if marker[0] < first.start()]
+
+
+def box_content(response: str, at: int) -> str | None:
+    """What is in the braces that open behind `at`, "" for an empty box, None where they never close."""
+    while at < len(response) and response[at].isspace():
+        at += 1
+    if at == len(response) or response[at] != "{":  # \boxed 5
+        match = re.compile(r"[-+]?[0-9][0-9.,/]*|[A-Za-z]\b").match(response, at)
+        return match.group().rstrip(".,") if match else ""
+    depth = 0
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(response, at):
+        brace = match.group()
+        if brace == "{":
+            depth += 1
+        elif brace == "}":
+            depth -= 1
+            if depth == 0:
+                return response[at + 1 : match.start()].strip()
+    return None
+
+
+def marked(text: str) -> str:
+    """The answer in what follows a marker; "" where nothing is stated."""
+    text = text.strip(" \t\r\n\v\f\0*_:`\u200b\ufeff")
+    inline = INLINE.match(text)
+    if inline and not text[inline.end() :].lstrip()[:1].isdigit() and "\\" not in text[inline.end() :][:2]:
+        return next(group for group in inline.groups() if group).strip()
+    if not any(char.isdigit() for char in text):
+        return clause(text) if not WORDS.match(text) and MATH_ONLY.search(text) or len(clause(text)) == 1 else ""
+    if WORDS.match(text) and "=" not in clause(text):
+        return last_stated(clause_with_digit(text)) or ""
+    return clause(text)
+
+
+def clause(text: str) -> str:
+    """`text` up to the end of its first clause."""
+    match = SENTENCE_END.search(text)
+    return (text if match is None else text[: match.start()]).lstrip(" \t*_`:").rstrip(" \t*_`,.:")
+
+
+def clause_with_digit(text: str) -> str:
+    """The first line of `text` that holds a digit."""
+    return next((line for line in text.splitlines() if any(char.isdigit() for char in line)), "")
+
+
+def unmarked(text: str) -> str | None:
+    """The answer of a response without markers."""
+    if not text:
+        return None
+    if MATH_ONLY.match(text) and "\n" not in text and not re.search(r"(?<!\\)\b[A-Za-z]{3,}|[.,;:!?]\s", text):
+        return text.strip("$ ").rstrip(".") or None
+    return last_stated(text[-TAIL:])
+
+
+def last_stated(text: str) -> str | None:
+    """The last number, list of numbers or formula of a piece of prose that is not denied."""
+    found = None
+    for match in CHAIN.finditer(text):
+        if not DENIED.search(text[max(0, match.start() - 20) : match.start()]):
+            found = match
+    formula = None
+    for match in INLINE.finditer(text):
+        inner = next(group for group in match.groups() if group)
+        if re.search(r"[\\^=]", inner) and not re.search(r"(?<!\\)\b[A-Za-z]{3,}", inner):
+            formula = match
+    if formula and (found is None or found.start() < formula.end()):
+        return next(group for group in formula.groups() if group).strip()
+    return None if found is None else found.group().strip()
