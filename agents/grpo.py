@@ -68,8 +68,8 @@ class GRPOConfig:
     kl_estimator                    "k1", "k2" or "k3", for kl_in="loss". See `agents.kl`: on-policy
                                     only k2 has the gradient of KL(policy || reference)
     use_bias_correction_kl          multiply the estimate by the probability ratio: its gradient is
-                                    then that of KL(policy || reference) for k1 and k3, also off-policy
-                                    (DeepSeek-V3.2, 2025; TRL)
+                                    then that of KL(policy || reference), also off-policy (DeepSeek-V3.2,
+                                    2025; TRL). With k2 the ratio is a weight without gradient
     mask_truncated_completions      leave completions that a limit cut out of the loss; their rewards
                                     still count for their group's mean (DAPO's overlong filtering)
     dynamic_sampling                drop groups of equal rewards and draw others until there are
@@ -158,7 +158,9 @@ def grpo_loss(evaluation: Evaluation, batch: Batch, config: GRPOConfig) -> LossT
         assert batch.ref_log_probs is not None
         estimate = ESTIMATORS[config.kl_estimator](logp, batch.ref_log_probs)
         if config.use_bias_correction_kl:
-            estimate = bias_corrected(estimate, logp, old_logp)
+            # k2 already has the right gradient on-policy: it needs only the weight, see `agents.kl`.
+            weight_logp = logp.detach() if config.kl_estimator == "k2" else logp
+            estimate = bias_corrected(estimate, weight_logp, old_logp)
         kl = weighted_loss(estimate, weights)
         total = policy + config.beta * kl
     entropy = masked_mean(evaluation.entropy.detach(), mask)
