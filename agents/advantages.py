@@ -235,7 +235,8 @@ def leave_one_out(rewards: Any, group_ids: Any) -> Tensor:
     """RLOO: ``A_i = r_i - mean of the other rewards of the group``; unbiased, unlike the group's mean.
 
     Equals ``n / (n - 1) * (r_i - mean)``. A NaN reward is missing, as in `group_advantages`; alone in its
-    group a reward has nothing to be compared with, and its advantage is 0.
+    group a reward has nothing to be compared with, and its advantage is 0. That of equal rewards is 0 too,
+    exactly.
 
     Source: Kool et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); Ahmadian et al.,
     "Back to Basics" (2024), eq. 7.
@@ -249,7 +250,8 @@ def leave_one_out(rewards: Any, group_ids: Any) -> Tensor:
     rewards, group, count, mean = _group_means(rewards, group_ids)
     n = count[group]
     factor = torch.where(n > 1, n / (n - 1).clamp(min=1), 0.0)
-    return torch.where(torch.isnan(rewards), 0.0, factor * (rewards - mean[group]))
+    nothing = torch.isnan(rewards) | _equal_groups(rewards, group)[group]
+    return torch.where(nothing, 0.0, factor * (rewards - mean[group]))
 
 
 def greedy_baseline(rewards: Any, group_ids: Any, greedy_rewards: Any, greedy_group_ids: Any) -> Tensor:

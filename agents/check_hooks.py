@@ -18,6 +18,7 @@ from agents.check_tools import (
     load_like,
     trainable,
 )
+from agents.policies.base import reads_sequences
 from llmgym import AnswerPool
 
 MAX_UPDATES = 3  # a head that starts at zero keeps the layers below it still for the first one
@@ -139,21 +140,48 @@ def ratio_moves(subject: Subject) -> str | None:
 
 
 def weights_change(subject: Subject) -> str | None:
-    """Every parameter that requires gradient moves within three updates."""
-    agent, _, before = updated(subject)
-    still = list(before)
+    """Every parameter that requires gradient moves within three updates.
+
+    Except a critic that is not used: parameters of which neither the loss nor the policy's log-probs are
+    a function, in an agent that reports no value loss. (Algorithms that compare whole episodes with each
+    other train policies that have a critic without it.)
+    """
+    agent, batch, before = updated(subject)
+    unused = unused_critic(agent, batch)
+    still = [name for name in before if name not in unused]
     for attempt in range(MAX_UPDATES):
         if attempt:
             agent.update(agent.collect(), 1.0)
         now = trainable(agent)
         still = [name for name in still if torch.equal(now[name].detach(), before[name])]
         if not still:
-            return f"{len(before)} parameters moved in {attempt + 1} update(s)"
+            remark = f"; not used, and left out: {', '.join(sorted(unused))}" if unused else ""
+            return f"{len(before) - len(unused)} parameters moved in {attempt + 1} update(s){remark}"
     fail(f"after {MAX_UPDATES} updates these parameters are as they were: {', '.join(still)}",
          "every parameter with requires_grad moves (a layer that is frozen on purpose sets it to False)",
          "a layer that the optimiser was not given, or made after it",
          "a detach() or no_grad() on the way to the loss",
          "a part of the policy that no term of the loss reads")
+
+
+def unused_critic(agent: Any, batch: Any) -> set[str]:
+    """Parameters that neither the loss nor the log-probs of the batch's actions depend on.
+
+    Empty where the agent fits a critic (its loss has a term ``value`` that is not zero), or where the
+    policy has no ``evaluate(observations, actions)`` with a ``log_prob`` that would tell.
+    """
+    evaluate = getattr(agent.policy, "evaluate", None)
+    terms = agent.loss(batch, 1.0)
+    if evaluate is None or bool(torch.as_tensor(getattr(terms, "value", 0.0)).detach().any()):
+        return set()
+    mask = None if reads_sequences(agent.policy) else getattr(batch, "mask", None)
+    observations, actions = (x if mask is None else x[mask] for x in (batch.observations, batch.actions))
+    parameters = trainable(agent)
+    outputs = (terms.total, evaluate(observations, actions).log_prob.sum())
+    grads = [torch.autograd.grad(x, list(parameters.values()), allow_unused=True) for x in outputs]
+    return {
+        name for name, *reached in zip(parameters, *grads, strict=True) if all(g is None for g in reached)
+    }
 
 
 def stale_rollout(subject: Subject) -> str | None:

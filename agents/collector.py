@@ -156,7 +156,7 @@ class Collector:
             missing = (np.arange(self.env.num_envs) < count).astype(int)
             self._record_episodes(recording, missing, greedy)
         self._groups = np.full(self.env.num_envs, -1)
-        return self._finish(recording)
+        return self._finish(recording, greedy)
 
     def _waves(self, task_ids: np.ndarray) -> list[np.ndarray]:
         """Indices of the episodes that are run at the same time, at most one per row.
@@ -245,12 +245,13 @@ class Collector:
                 return self.policy.mode(observation, **extra)
             return self.policy.sample(observation, self.generator, **extra)
 
-    def _finish(self, recording: Recording) -> Rollout:
+    def _finish(self, recording: Recording, greedy: bool = False) -> Rollout:
         """Stack a recording, evaluate the policy on it once, and build the table of episodes."""
         mask = torch.from_numpy(np.stack(recording.mask))
         episodes, index = recording.episodes(self._returns, self._lengths)
-        self.recent_returns.extend(episodes.returns.tolist())
-        self.recent_lengths.extend(episodes.lengths.tolist())
+        if not greedy:  # the recent episodes are those of the policy as it samples
+            self.recent_returns.extend(episodes.returns.tolist())
+            self.recent_lengths.extend(episodes.lengths.tolist())
         actions, episode_index = torch.stack(recording.actions), torch.from_numpy(index)
         if self.sequences:
             observations = torch.cat(recording.sequences)

@@ -16,9 +16,11 @@ import torch
 import agents
 from agents.batch import Batch
 from agents.checking import CHECKS, Report, Result, check_agent
+from agents.grpo import GRPO
 from agents.policies.heads import categorical_sample
 from agents.ppo import PPO
 from agents.reinforce import Reinforce
+from agents.rloo import RLOO
 from agents.training import FlatAdam
 
 NAMES = [check.name for check in CHECKS]
@@ -56,6 +58,29 @@ def test_reinforce_passes_everything_that_applies() -> None:
     report = check_agent(functools.partial(agents.make, "reinforce", learning_rate=5e-3))
     assert report.passed, str(report)
     assert by_status(report, "skipped") == {"minibatches", "one_task_per_group"}
+
+
+GRPO_SMALL = {"n_groups": 2, "num_generations": 4, "batch_size": 4, "num_iterations": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "env_id", "skipped"),
+    [("rloo", {"n_groups": 2}, "CartPole-v1", {"minibatches"}),
+     ("remax", {"n_groups": 8}, "AnswerPool-v0", {"minibatches"}),
+     ("grpo", GRPO_SMALL, "CartPole-v1", set()),
+     ("grpo", {**GRPO_SMALL, "loss_type": "bnpo"}, "TokenGeneration-v0", set())],
+    ids=["rloo", "remax", "grpo", "grpo-tokens"],
+)  # fmt: skip
+def test_agents_of_whole_episodes_pass_everything_that_applies(
+    name: str, config: dict[str, Any], env_id: str, skipped: set[str]
+) -> None:
+    report = check_agent(functools.partial(agents.make, name, learning_rate=5e-3, **config), env_id)
+    assert report.passed, str(report)
+    assert by_status(report, "skipped") == skipped
+    # The policies have a critic that these algorithms do not use; the report says so.
+    unused = {"CartPole-v1": "critic_bias, critic_weight", "AnswerPool-v0": "values",
+              "TokenGeneration-v0": "value_head.bias, value_head.weight"}  # fmt: skip
+    assert message(report, "weights_change").endswith(f"not used, and left out: {unused[env_id]}")
 
 
 def test_a_gaussian_policy_on_a_scalar_environment_passes() -> None:
@@ -159,6 +184,27 @@ class FrozenLayer(Small):
         last.requires_grad_(True)
 
 
+class DetachedCritic(Small):
+    """Reports a value loss that no gradient comes from."""
+
+    def loss(self, batch: Batch, progress_remaining: float = 1.0) -> Any:
+        terms = super().loss(batch, progress_remaining)
+        value = self.config.vf_coef * terms.value
+        return terms._replace(total=terms.total - value + value.detach())
+
+
+class FrozenBias(RLOO):
+    """The optimiser does not hold the bias of the actor, which a critic out of use does not excuse."""
+
+    def __init__(self, env: Any, seed: int | None = None, **config: Any) -> None:
+        super().__init__(env, seed=seed, **{"learning_rate": 1e-2, "n_groups": 2, **config})
+        bias = dict(self.policy.named_parameters()).get("actor_bias")
+        if bias is not None:  # a table has none
+            bias.requires_grad_(False)
+            self.optimizer = FlatAdam(self.policy)
+            bias.requires_grad_(True)
+
+
 class AveragedOverPadding(Small):
     """Divides the sum over executed steps by the number of all steps."""
 
@@ -219,6 +265,16 @@ class TornBatch(Batch):
 class TornSelection(Small):
     def prepare(self, rollout: Any) -> Batch:
         return TornBatch(**vars(super().prepare(rollout)))
+
+
+class TornEpisodes(GRPO):
+    """The same where a sample is a whole episode."""
+
+    def __init__(self, env: Any, seed: int | None = None, **config: Any) -> None:
+        super().__init__(env, seed=seed, **{**GRPO_SMALL, "learning_rate": 1e-2, **config})
+
+    def minibatches(self, batch: Batch) -> Any:
+        return (replace(part, returns=part.returns.flip(0)) for part in super().minibatches(batch))
 
 
 class StaleAccepted(Small):
@@ -343,10 +399,14 @@ BROKEN: list[tuple[type, set[str]]] = [
     (AdvantagesKeepGradient, {"no_gradient_in_data"}),
     (RatioOfOne, {"ratio_moves"}),
     (FrozenLayer, {"weights_change"}),
+    (DetachedCritic, {"weights_change"}),
+    (FrozenBias, {"weights_change"}),
     (AveragedOverPadding, {"padding"}),
     (CriticFitsMaskedSteps, {"masked_steps"}),
     # Minibatches are made by the same select.
     (TornSelection, {"minibatch_order", "minibatches"}),
+    # Its loss does not read the returns that are torn off.
+    (TornEpisodes, {"minibatches"}),
     (FixedDivisor, {"accumulation"}),
     (ReturnsShuffledApart, {"minibatches"}),
     (DropsLastMinibatch, {"minibatches"}),
