@@ -272,8 +272,8 @@ def greedy_baseline(rewards: Any, group_ids: Any, greedy_rewards: Any, greedy_gr
     rewards, group_ids = _floats(rewards), torch.as_tensor(group_ids)
     greedy_ids, order = torch.as_tensor(greedy_group_ids).sort()
     greedy_rewards = _floats(greedy_rewards, rewards.dtype)[order]
-    position = torch.searchsorted(greedy_ids, group_ids).clamp(max=len(greedy_ids) - 1)
-    if len(greedy_ids.unique()) < len(greedy_ids) or not bool((greedy_ids[position] == group_ids).all()):
+    position = torch.searchsorted(greedy_ids, group_ids)
+    if len(greedy_ids.unique()) < len(greedy_ids) or not bool(torch.isin(group_ids, greedy_ids).all()):
         raise ValueError("each group needs exactly one greedy completion: "
                          f"groups {group_ids.unique().tolist()}, greedy {greedy_ids.tolist()}")
     return torch.nan_to_num(rewards - greedy_rewards[position], nan=0.0)
