@@ -47,6 +47,7 @@ class KVCache:
     ) -> None:  # fmt: skip
         self._cache = torch.empty(n_layer, 2, n_rows, n_head, 0, head_size, dtype=dtype)
         self._context, self._pad = context, pad
+        self._views_of = (0, 0)  # occupied slots and columns for which a step has prepared its views
         # NumPy for what is a few numbers a row: its small operations take a third of torch's time.
         self.tokens = np.full((n_rows, context), pad)
         self.rows = np.empty(0, np.int64)
@@ -116,7 +117,7 @@ class KVCache:
         used = wider[:, :, : len(self.rows)]
         used[..., :before, :] = self._cache[:, :, : len(self.rows)]
         used[..., before:, :] = 0.0
-        self._cache = wider
+        self._cache, self._views_of = wider, (0, 0)
         self._columns = torch.arange(width)
         # Where column 0 of (slot, key or value, head) is, in a layer seen as a list of vectors.
         slot_head = torch.arange(N * H).view(N, 1, H) * width
@@ -140,11 +141,18 @@ class KVCache:
         position = torch.from_numpy(self.lengths)
         self._reserve(int(self.lengths.max()) + 1)
         self.lengths = self.lengths + 1
-        _, _, _, H, W, _ = self._cache.shape
-        behind = self._columns > position.view(-1, 1, 1)  # (M, 1, W)
-        mask = torch.zeros(len(position), H, W, dtype=self._cache.dtype)
-        self._mask = mask.masked_fill_(behind, -torch.inf).view(-1, 1, W)  # (M * H, 1, W)
-        self._target = (self._first[: len(position)] + position.unsqueeze(1)).flatten()  # (M * 2 * H,)
+        (_, _, N, H, W, D), M = self._cache.shape, len(position)
+        behind = self._columns > position.view(M, 1, 1)  # (M, 1, W)
+        mask = torch.zeros(M, H, W, dtype=self._cache.dtype)
+        self._mask = mask.masked_fill_(behind, -torch.inf).view(M * H, 1, W)
+        self._target = (self._first[:M] + position.unsqueeze(1)).flatten()  # (M * 2 * H,)
+        if self._views_of != (M, W):
+            self._views_of = (M, W)
+            used = self._cache.view(-1, 2, N * H, W, D)[:, :, : M * H]
+            self._views = [
+                (layer.view(-1, D), keys.transpose(1, 2), values)  # (*, D), (M * H, D, W), (M * H, W, D)
+                for layer, (keys, values) in zip(self._cache, used, strict=True)
+            ]
         return tokens, position
 
     def attend(self, layer: int, qkv: Tensor) -> Tensor:
@@ -152,10 +160,10 @@ class KVCache:
 
         Two batched products: `scaled_dot_product_attention` takes about twice as long for one query per row.
         """
-        _, _, N, H, W, D = self._cache.shape
-        M, here = len(qkv), self._cache[layer]
+        vectors, keys, values = self._views[layer]
+        M, D = len(qkv), vectors.shape[1]
+        H = len(values) // M
         q, kv = qkv.view(M, 3 * H, D).split([H, 2 * H], 1)
-        here.view(-1, D).index_copy_(0, self._target, kv.reshape(-1, D))
-        keys, values = here.view(2, N * H, W, D)[:, : M * H]  # (M * H, W, D) each
-        scores = torch.baddbmm(self._mask, q.reshape(M * H, 1, D), keys.transpose(1, 2), alpha=D**-0.5)
+        vectors.index_copy_(0, self._target, kv.reshape(-1, D))
+        scores = torch.baddbmm(self._mask, q.reshape(M * H, 1, D), keys, alpha=D**-0.5)
         return torch.bmm(torch.softmax(scores, -1), values).view(M, H * D)

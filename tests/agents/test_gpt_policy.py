@@ -381,8 +381,8 @@ def test_new_episodes_in_the_middle_are_read_afresh():
 def test_finished_rows_cost_nothing():
     policy = gpt()
     seen = []
-    layer = policy.body.blocks[0].fc
-    layer.register_forward_hook(lambda module, inputs, out: seen.append(out[..., 0].numel()))
+    block = policy.body.blocks[0]
+    block.register_forward_hook(lambda module, inputs, out: seen.append(out[..., 0].numel()))
     lengths = torch.tensor([1, 10, 4, 10, 6])
     state = policy.new_state(5)
     generate(policy, random_prompts([3] * 5), lambda o, a: policy.mode(o, state, a), 10,
@@ -507,9 +507,12 @@ def test_it_is_a_policy_that_can_be_copied():
     assert isinstance(policy, Policy) and GPTPolicy.reads_sequences
     reference = copy.deepcopy(policy)
     observations, actions = ragged_responses(policy)
-    FlatAdam(policy).views[0].data.add_(1.0)
-    same = reference.evaluate(observations, actions).log_prob
-    assert torch.equal(same, gpt().evaluate(observations, actions).log_prob)
+    original = policy.evaluate(observations, actions).log_prob
+    for changed, kept in ((policy, reference), (reference, gpt())):
+        for p in FlatAdam(changed).views:
+            p.data.add_(0.1)
+        assert not torch.isclose(changed.evaluate(observations, actions).log_prob, original).all()
+        assert torch.equal(kept.evaluate(observations, actions).log_prob, original)
 
 
 def test_an_agent_with_a_gpt_is_saved_and_loaded(tmp_path):
