@@ -25,6 +25,11 @@ ENVIRONMENTS = (
         "llmgym.token_generation:TokenGenerationEnv",
         "llmgym.token_generation:TokenGenerationVectorEnv",
     ),
+    EnvironmentId(
+        "VerifiableMath-v0",
+        "llmgym.verifiable_math:VerifiableMathEnv",
+        "llmgym.verifiable_math:VerifiableMathVectorEnv",
+    ),
 )
 
 

@@ -53,9 +53,11 @@ class Alphabet:
         Raises:
             ValueError: a character that no token has.
         """
-        for character in text:
-            check_name("text", character, self.symbols)
-        return np.array([self._ids[character] for character in text], dtype=np.int64)
+        try:
+            return np.array([self._ids[character] for character in text], dtype=np.int64)
+        except KeyError as error:
+            check_name("text", error.args[0], self.symbols)
+            raise
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,7 @@ class TokenTask:
     | `reference` | `Reference` or None | policy whose log-probs are reported, such as an `NGram` |
     | `decode` | function or None | text of token ids [T], such as an `Alphabet`; None shows the ids |
     | `context_length` | int or None | the most tokens of prompt and response together |
+    | `min_sequence_length` | int | L is at least this, so that tasks for one policy can have one observation space |
 
     **Rewards for each token.** With ``reward_at="token"`` the reward function is called at every
     step with the response so far, and the step is paid the growth of its total (from 0 for the
@@ -85,7 +88,7 @@ class TokenTask:
     error, and never cut.
 
     Derived fields: `limits` int64 [P]; `prompt_lengths` int64 [P]; `sequence_length` L, the
-    longest prompt with its longest response.
+    longest prompt with its longest response, and at least `min_sequence_length`.
 
     Raises:
         ValueError: a field out of range, with the prompt and the token that are wrong.
@@ -101,12 +104,14 @@ class TokenTask:
     reference: Reference | None = None
     decode: Callable[[IntArray], str] | None = None
     context_length: int | None = None
+    min_sequence_length: int = 1
     prompt_lengths: IntArray = field(init=False)
     limits: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         size = check_count("vocab_size", self.vocab_size)
         check_count("max_new_tokens", self.max_new_tokens)
+        check_count("min_sequence_length", self.min_sequence_length)
         check_name("reward_at", self.reward_at, REWARD_AT)
         if not 0 <= self.eos_id < size:
             raise ValueError(f"eos_id: got {self.eos_id!r}; allowed: 0 to {size - 1}")
@@ -150,8 +155,8 @@ class TokenTask:
 
     @property
     def sequence_length(self) -> int:
-        """L: tokens of the longest prompt with its longest response."""
-        return int((self.prompt_lengths + self.limits).max())
+        """L: tokens of the longest prompt with its longest response, or `min_sequence_length` if more."""
+        return max(int((self.prompt_lengths + self.limits).max()), self.min_sequence_length)
 
     def text(self, ids: IntArray) -> str:
         """The text of token ids [T], without a last end-of-sequence."""

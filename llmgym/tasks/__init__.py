@@ -1,0 +1,1 @@
+"""Problems of mathematics with true answers: arithmetic, GSM8K, Reasoning Gym."""
