@@ -38,10 +38,11 @@ class Words:
 
 @dataclass(frozen=True)
 class Named:
-    """name = value."""
+    """name = value; `text` is the value as it was written."""
 
     name: str
     value: Parsed
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,19 @@ Parsed = Number | Expression | Equation | Words | Named | Group | Invalid
 Oracle = Callable[[Parsed, Parsed], bool]
 
 NAME = re.compile(r"(?:[A-Za-z][A-Za-z' ]{0,30}|\\?[a-z]+ ?|[A-Za-z]_\{?[A-Za-z0-9]\}?)(?:\([a-zA-Z0-9]{1,3}\))?")
+# Possessive throughout: what is no expression must not be tried in every other way.
 EXPRESSION = re.compile(
-    r"(?:\\(?:frac|sqrt|pi|sin|cos|tan|cot|sec|csc|log|ln|exp|binom|arcsin|arccos|arctan|theta|alpha|beta|gamma"
-    r"|lambda|mu|phi|omega|sigma|delta|epsilon|overline|begin ?\{[pbv]?matrix\}|end ?\{[pbv]?matrix\}|\\)(?![A-Za-z])\s*"
-    r"|[0-9.]+|(?<![A-Za-z])(?:sin|cos|tan|log|ln|sqrt|exp|pi)(?![A-Za-z])"
-    r"|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[-+*/^_(){}\[\]|!&∞' ])+"
+    r"(?:\\(?:frac|sqrt|pi|sin|cos|tan|cot|sec|csc|log|ln|exp|binom|arcsin|arccos|arctan|theta|alpha|beta"
+    r"|gamma|lambda|mu|phi|omega|sigma|delta|epsilon|overline|begin ?\{[pbv]?matrix\}|end ?\{[pbv]?matrix\}|\\)"
+    r"(?![A-Za-z])|[0-9.]++|(?<![A-Za-z])(?:sin|cos|tan|log|ln|sqrt|exp|pi)(?![A-Za-z])"
+    r"|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[-+*/^_(){}\[\]|!&∞°' ])++"
 )
-ADJACENT = re.compile(r"[0-9.] +[0-9.]|[0-9]\.[0-9]*\.")
+ADJACENT = re.compile(r"(?<![_0-9])[0-9.]++ +[0-9.]|[0-9]\.[0-9]*\.|[0-9]_")
+BASE = re.compile(r"([0-9A-F]+)_ ?\{? ?([0-9]{1,2}) ?\}?")
 SEPARATOR = re.compile(r"\s+(?:or|and)\s+|\s*[,;]\s*(?:(?:or|and)\b\s*)?")
 RELATION = re.compile(r"[<>≤≥]")
-RANGE = re.compile(r"[0-9.,]+ ?- ?[0-9.,]+")
+RANGE = re.compile(r"[0-9](?:[0-9,.]*[0-9])? ?- ?[0-9][0-9,.]*")
+HUGE = re.compile(r"(?:\^|\*\*)[ {(+-]*[0-9]{4}|[0-9]{4} *[)}]? *!|[0-9]{200}")
 RATIO = re.compile(r"[^:]+(?::[^:]+)+")
 NOT_FINITE = re.compile(r"[-+]?\s*(?:nan|inf|infinity|∞|none|null|undefined)", re.IGNORECASE)
 CLOSING = dict(zip(OPENERS, CLOSERS, strict=True))
@@ -132,6 +136,9 @@ def parse_plain(text: str, commas_separate: bool, depth: int = 0) -> Parsed:
     text = split_top(text, re.compile("≈"))[0]
     if text == "∅":
         return Group("set", ())
+    base = BASE.fullmatch(text)
+    if base:
+        return Group("base", (Words(base[1]), Words(base[2])))
     if RANGE.fullmatch(text):
         return Words(text)
     enclosed = encloses(text)
@@ -213,7 +220,7 @@ def parse_relation(text: str, commas_separate: bool, depth: int) -> Parsed:
         others, last = [last], others[0]  # 5 = x
     if len(others) == 1 and NAME.fullmatch(others[0]):
         name = others[0].replace(" ", "").strip("{}")
-        return Named(name, parse_plain(last, commas_separate, depth + 1))
+        return Named(name, parse_plain(last, commas_separate, depth + 1), last)
     if len(others) > 1 or is_number(others[0]):
         return parse_plain(last, commas_separate, depth + 1)
     return Equation(others[0], last) if is_expression(text.replace("=", "+")) else Words(text)
@@ -263,6 +270,8 @@ def is_gradable(truth: Parsed, written: str) -> bool:
         return bool(re.search(r"\\(?:text|mathrm|mbox)", written)) or bool(RANGE.fullmatch(truth.text))
     if isinstance(truth, Named):
         return is_gradable(truth.value, written)
+    if isinstance(truth, Group) and truth.kind == "base":
+        return True
     if isinstance(truth, Group):
         return all(is_gradable(item, written) for item in truth.items)
     return not isinstance(truth, Invalid)
@@ -272,6 +281,10 @@ def same(answer: Parsed, truth: Parsed, oracle: Oracle) -> bool:
     """Whether an answer says what the truth says. The oracle decides about expressions and equations."""
     if isinstance(answer, Invalid) or isinstance(truth, Invalid):
         return False
+    if isinstance(answer, Named) and isinstance(truth, Equation) or (
+        isinstance(answer, Equation) and isinstance(truth, Named) and isinstance(truth.value, Expression)
+    ):
+        return oracle(as_equation(answer), as_equation(truth))
     if isinstance(answer, Named) or isinstance(truth, Named):
         if isinstance(answer, Named) and isinstance(truth, Named) and answer.name != truth.name:
             return False
@@ -295,6 +308,16 @@ def same(answer: Parsed, truth: Parsed, oracle: Oracle) -> bool:
     if isinstance(truth, Number) and not is_worked_out(answer):
         return False
     return oracle(answer, truth)
+
+
+def is_small(text: str) -> bool:
+    """Whether sympy is asked about an answer: it is short, its exponents and factorials have few digits."""
+    return len(text) <= MAX_EXPRESSION and HUGE.search(text) is None
+
+
+def as_equation(parsed: Parsed) -> Parsed:
+    """A named value as an equation: y = 2x + 1 is a line like any other."""
+    return Equation(parsed.name, parsed.text) if isinstance(parsed, Named) else parsed
 
 
 def same_number(answer: Number, truth: Number) -> bool:

@@ -10,7 +10,10 @@ from llmgym.verifiers.normalise import MAX_DIGITS, MAX_EXPONENT, OverLimits
 from llmgym.verifiers.units import split_unit
 
 # Thousands separators: a comma or one blank before groups of three digits, or commas in the Indian way.
-GROUPED = r"[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}"
+GROUPED = (
+    r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?: [0-9]{3})+(?![0-9])"
+    r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9])"
+)
 DECIMAL = rf"(?:{GROUPED}|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 PLAIN = re.compile(rf"([-+]?) ?((?:{GROUPED}|[0-9]+)?)(?:\.([0-9]*))?")
 SIGNED = re.compile(rf"(?P<sign>[-+]?) ?(?P<money>[$€£¥₹]?) ?(?P<inner>[-+]?) ?(?P<number>{DECIMAL})")
@@ -18,6 +21,7 @@ SCIENTIFIC = re.compile(r"\s?[eE]([-+]?[0-9]+)(?![0-9A-Za-z.])")
 TIMES_POWER = re.compile(r"\s*[*xX]\s*10\s*\^\s*(?:\{\s*([-+]?\s*[0-9]+)\s*\}|([-+]?[0-9]+)|\(([-+]?[0-9]+)\))")
 FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 FACTOR = re.compile(r"\s*(" + "|".join(FACTORS) + r")s?\b", re.IGNORECASE)
+FRACTION = re.compile(r"[-+]? ?(?:[0-9]+ (?:and )?)?[0-9]+ ?/ ?[0-9]+(?=[ {])")
 REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\overline ?\{([0-9]+)\}")
 PERCENT = re.compile(r"\s*(?:%|per ?cent(?:age)?\b|pct\b)", re.IGNORECASE)
 TOKEN = re.compile(rf"\s*({DECIMAL}|\\frac|[-+*/^(){{}}])")
@@ -94,6 +98,13 @@ def parse_quantity(text: str) -> Number | None:
     match = SIGNED.match(text)
     if match is None or (match["sign"] and match["inner"]):
         return None
+    found = FRACTION.match(text)
+    if found:
+        unit, rest = split_unit(text[found.end() :])
+        try:
+            return None if rest else Number(parse_arithmetic(found.group()).value, unit=unit)
+        except NotANumber:
+            return None
     key = decimal_key(match["number"])
     if key is None:
         return None
@@ -166,10 +177,9 @@ class _Arithmetic:
         return value
 
     def signed(self) -> Fraction:
-        sign = 1
-        while self.peek() in ("+", "-"):
-            sign = -sign if self.take() == "-" else sign
-        return sign * self.power()
+        if self.peek() in ("+", "-"):
+            return self.power() if self.take() == "+" else -self.power()
+        return self.power()
 
     def power(self) -> Fraction:
         value = self.atom()
@@ -222,7 +232,7 @@ def limit(value: Fraction) -> None:
         raise OverLimits(f"a number of more than {MAX_DIGITS} digits")
 
 
-MIXED = re.compile(r"([0-9]+)(?: +| and )([0-9]+) ?/ ?([0-9]+)")
+MIXED = re.compile(r"(?<![0-9])([0-9]++)(?: +| and )([0-9]+) ?/ ?([0-9]+)")
 FRAC = re.compile(r"\\frac\s*(\{|[0-9])")
 TERMS = 400
 

@@ -18,16 +18,16 @@ import re
 
 from llmgym.verifiers.exact import DECIMAL
 
-MAX_RESPONSE = 1_000_000  # characters; a longer response is over the limits
+MAX_RESPONSE = 200_000  # characters; a longer response is over the limits
 TAIL = 2_000  # characters of a response without markers in which its last number is looked for
-RUN_ON = re.compile(r"\n[\s*#]*(?:Q|Question(?: \d+)?|Problem(?: \d+)?|Human|User)\**:")
+RUN_ON = re.compile(r"(?:^|\n)[\s*#]*(?:Q|Question(?: \d+)?|Problem(?: \d+)?|Human|User)\**:")
 RUN_ON_HEADS = ("Q:", "Question", "Problem", "Human", "User")
 MARKER = re.compile(
     r"####+"
     r"|\\f?box(?:ed)?(?![A-Za-z])"
     r"|<answer>"
     r"|(?<![\w\\])A\s?:(?![A-Za-z:])"
-    r"|(?<![A-Za-z])(?:final )?answer(?: \([^()\n]{1,40}\))?(?: to [^\n.:]{1,80}?)?\s?[*_]{0,2}\s?"
+    r"|(?<![A-Za-z])(?:final )?answer(?: \([^()\n]{1,40}\))?(?: to [^\n.:]{1,40}?)?\s?[*_]{0,2}\s?"
     r"(?:(?:is|was|are|equals|=|(?:would|will|must|should) be)\b\s?:?|:|=|\n)",
     re.IGNORECASE,
 )
@@ -38,15 +38,17 @@ SENTENCE_END = re.compile(
 )
 WORDS = re.compile(r"(?:[A-Za-z']{2,}|[aI])\b")
 UNICODE_NUMBER = r"[-+−–]?\s?[$€£¥₹]?\s?[-+−]?"
+# Atomic and possessive: text that nearly fits must not be tried in every other way.
 NUMBER = (
-    rf"(?:{DECIMAL})(?:\s?[eE][-+]?[0-9]+(?![\w.]))?(?: [0-9]+/[0-9]+|\s?/\s?[0-9]+(?:\.[0-9]+)?)?"
+    rf"(?>{DECIMAL})(?:\s?[eE][-+]?[0-9]+(?![\w.]))?(?: [0-9]+/[0-9]+|\s?/\s?[0-9]+(?:\.[0-9]+)?)?"
     r"(?:\s?(?:[×x*·]|\\times|\\cdot)\s?10\s?\^?\s?(?:\{[-+−]?[0-9]+\}|[-+−]?[0-9]+|[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?"
     r"(?:\s?\\?%| percent\b| per cent\b| (?:thousand|million|billion|trillion)\b)?"
 )
 SIGNED = rf"(?:[-+−–]\s?)?[$€£¥₹]?\s?(?:[-+−])?{NUMBER}"
 LINK = r"(?:,? (?:or|and|to) |, ?|\s?[-–]\s?)"
 CHAIN = re.compile(
-    rf"(?<![\w.^_\\,/(])(?<![0-9]-)(?:{SIGNED}{LINK})*{SIGNED}(?![0-9]|\.[0-9]|[_^(\\])(?:(?=[^A-Za-z])|$|(?=[a-z]{{2}}))"
+    rf"(?<![\w.^_\\,/(])(?<![0-9]-)(?>{SIGNED})(?:{LINK}(?>{SIGNED}))*+"
+    r"(?![0-9]|\.[0-9]|[_^(\\])(?:(?=[^A-Za-z])|$|(?=[a-z]{2}))"
 )
 DENIED = re.compile(r"(?:\bnot|n't|rather than|instead of|never)\s+(?:be\s|equal\s)?$", re.IGNORECASE)
 MATH_ONLY = re.compile(r"[-+(\[{\\$0-9.∞√π−∅]")
@@ -64,23 +66,40 @@ def answer_text(response: str) -> str | None:
         response = response[response.rfind("</think>") + len("</think>") :]
     if "<<" in response:
         response = ANNOTATION.sub("", response)
-    markers = [(m.start(), m.end()) for m in MARKER.finditer(response)]
+    # Nearly always the last sign of a marker is enough, and a million of them before it cost nothing.
+    last = max(response.rfind("####"), response.rfind("\\boxed"))
+    if last >= 0 and not any(head in response for head in RUN_ON_HEADS):
+        answer, certain = last_marked(response, markers_from(response, last))
+        if certain:
+            return answer
+    markers = markers_from(response, 0)
     if markers and any(head in response for head in RUN_ON_HEADS):
         response, markers = without_run_on(response, markers)
+    answer, certain = last_marked(response, markers)
+    return answer if markers or certain else unmarked(response.strip())
+
+
+def markers_from(response: str, at: int) -> list[tuple[int, int]]:
+    """Start and end of every marker from `at` on."""
+    return [(match.start(), match.end()) for match in MARKER.finditer(response, at)]
+
+
+def last_marked(response: str, markers: list[tuple[int, int]]) -> tuple[str | None, bool]:
+    """The answer behind the last marker that states one, and whether there is such a marker."""
     end = len(response)
     for start, content in reversed(markers):
         if response[start] == "\\":
             answer = box_content(response, content)
             if answer is None:
-                return None
+                return None, True
         elif response[start] == "#":
             answer = marked(response[content:end].split("\n", 1)[0])
         else:
             answer = marked(response[content:end])
         if answer:
-            return answer
+            return answer, True
         end = start
-    return None if markers else unmarked(response.strip())
+    return None, False
 
 
 def without_run_on(response: str, markers: list[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:

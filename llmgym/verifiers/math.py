@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgym.verifiers.compare import Parsed, is_gradable, parse, same, separates
+from llmgym.verifiers.compare import Parsed, is_gradable, is_small, parse, same, separates
 from llmgym.verifiers.exact import canonical, decimal_key
 from llmgym.verifiers.extract import MAX_RESPONSE, RUN_ON_HEADS, answer_text
 from llmgym.verifiers.normalise import OverLimits
@@ -51,7 +51,7 @@ TIME_LIMIT = 1.0
 PENDING = "pending"
 # A last line that is a marker and a plain number: nearly every response of a trained model. The rest goes the
 # general way, with the same result.
-PLAIN_LINE = re.compile(r"(?:####|A:) ?(\$?(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?)")
+PLAIN_LINE = re.compile(r"(?:####|A:) ?(\$?(-?)([0-9]{1,3}(?:,[0-9]{3}){1,9}|[0-9]{1,40})(?:\.([0-9]{1,40}))?)")
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,12 @@ def grade(responses: Sequence[str], truths: Sequence[str], time_limit: float = T
     """Grade N responses against N truths (answers alone, not solutions); nothing is kept between rows.
 
     time_limit: seconds that sympy gets for one row. Raises TypeError for a row that is no text and ValueError
-    for unequal lengths; no content of a response raises.
+    for unequal lengths or a time limit that is none; no content of a response raises.
     """
     if len(responses) != len(truths):
         raise ValueError(f"truths: got {len(truths)}; allowed: {len(responses)}, one per response")
+    if not 0 < time_limit < float("inf"):
+        raise ValueError(f"time_limit: got {time_limit}; allowed: a finite number of seconds above 0")
     answers: list[str | None] = []
     status: list[str] = []
     pending: list[int] = []
@@ -116,7 +118,7 @@ def grade(responses: Sequence[str], truths: Sequence[str], time_limit: float = T
                 f"row {row}: got {type(response).__name__} and {type(truth).__name__}; allowed: texts"
             )
         line = match_line(response, response.rfind("\n") + 1)
-        if line is not None:
+        if line is not None and len(truth) < 100:
             key = decimal_key(truth)
             if key is not None and not _needs_reading(response):
                 answer, sign, whole, decimals = line.groups()
@@ -168,4 +170,4 @@ def _grade_one(response: str, truth: str) -> tuple[str | None, str]:
     except OverLimits:
         return answer, "over_limits"
     except _NeedsSympy:
-        return answer, PENDING
+        return answer, PENDING if answer is not None and is_small(answer) else "over_limits"

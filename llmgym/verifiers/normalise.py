@@ -142,5 +142,5 @@ def normalise(text: str) -> str:
         text = text.replace(r"\!", "")
         text = COMMAND.sub(_spell_command, text)
         text = text.replace("^{ °}", "°").replace("^{°}", "°").replace("^°", "°").replace("^ °", "°")
-    text = text.replace("{,}", ",").replace("**", "^")
+    text = text.replace("{,}", ",").replace("~", " ").replace("**", "^")
     return " ".join(text.split())

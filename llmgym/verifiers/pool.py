@@ -9,10 +9,12 @@ and one that is not heard of `GRACE` seconds later is killed and replaced.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -25,11 +27,16 @@ START_LIMIT = 120.0  # seconds until a new worker is ready, on a machine that is
 GRACE = 5.0
 MAX_WORKERS = max(1, min(4, (os.cpu_count() or 1)))
 ROOT = str(Path(__file__).resolve().parents[2])
+COMMAND = (sys.executable, "-P", "-m", "llmgym.verifiers.worker")
 NEEDED = ("sympy", "latex2sympy2_extended")
 
 
 class WorkerDied(Exception):
-    """The worker ended, or did not answer in time."""
+    """The worker ended."""
+
+
+class WorkerSilent(WorkerDied):
+    """The worker did not answer in time."""
 
 
 class Worker:
@@ -38,7 +45,7 @@ class Worker:
     def __init__(self) -> None:
         path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "llmgym.verifiers.worker"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -69,7 +76,7 @@ class Worker:
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise WorkerDied("it did not answer")
+                raise WorkerSilent("it did not answer")
             chunk = os.read(self.process.stdout.fileno(), 4096)
             if not chunk:
                 raise WorkerDied("it ended")
@@ -78,14 +85,13 @@ class Worker:
 
     def close(self) -> None:
         """End the process and its child."""
-        try:
-            os.killpg(self.process.pid, 9)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                stream.close()
+            with contextlib.suppress(OSError):  # what is left in a buffer has no reader any more
+                if stream is not None:
+                    stream.close()
 
 
 class Pool:
@@ -98,27 +104,36 @@ class Pool:
         self.all: set[Worker] = set()
 
     def ask(self, answer: str, truth: str, seconds: float) -> str:
-        """The status of one job; a worker that fails is replaced, and the job counts as timed out."""
+        """The status of one job. A worker that does not answer is ended, and the job has timed out; one that
+        has ended by itself is replaced, once, for the fault need not be this job's."""
         with self.places:
-            with self.lock:
-                worker = self.idle.pop() if self.idle else Worker()
-                self.all.add(worker)
-            try:
-                status = worker.ask(answer, truth, seconds)
-            except BaseException as error:
+            for last_try in (False, True):
                 with self.lock:
-                    self.all.discard(worker)
-                worker.close()
-                if isinstance(error, WorkerDied):
+                    worker = self.idle.pop() if self.idle else Worker()
+                    self.all.add(worker)
+                try:
+                    status = worker.ask(answer, truth, seconds)
+                except BaseException as error:
+                    self.end(worker)
+                    if not isinstance(error, WorkerDied):
+                        raise
                     if not worker.ready:
-                        raise RuntimeError(
-                            f"the worker for expressions did not start: {sys.executable} -m llmgym.verifiers.worker"
-                        ) from error
-                    return "timed_out"
-                raise
-            with self.lock:
-                self.idle.append(worker)
-            return status
+                        raise RuntimeError(f"the process for expressions failed: {' '.join(COMMAND)}") from error
+                    if isinstance(error, WorkerSilent):
+                        return "timed_out"
+                    if last_try:
+                        return "over_limits"
+                else:
+                    with self.lock:
+                        self.idle.append(worker)
+                    return status
+        raise AssertionError("unreachable")
+
+    def end(self, worker: Worker) -> None:
+        """End one worker."""
+        with self.lock:
+            self.all.discard(worker)
+        worker.close()
 
     def close(self) -> None:
         """End all workers."""

@@ -24,7 +24,6 @@ NO_REMARK = frozenset(
 )
 UNIT = re.compile(r"(?:square|sq\.?|cubic) +([a-z]+)|([a-z]+|[$€£¥₹¢°])(?: ?\^ ?\{? ?([0-9]) ?\}?)?", re.IGNORECASE)
 WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
-REMARK = re.compile(r"[^\W\d_' .,!?:;/()*\"-]", re.ASCII)
 REMARK_CHARS = re.compile(r"(?:[^\W\d_]|[ .,!?;:'\"/()*-])*")
 POWER = re.compile(r"\^ ?\{? ?[23] ?\}?")
 
@@ -35,6 +34,8 @@ def split_unit(text: str) -> tuple[str | None, str]:
     ("cm", "") for " cm"; ("cm^2", "") for " cm^2" and " square cm"; (None, "") for " apples" and "."; for
     anything that can change the number, such as letters glued to it that name no unit, the rest is not empty.
     """
+    if text.startswith("!"):
+        return None, text  # a factorial
     tail = text.strip(" .!?,;:*'\"")
     if not tail:
         return None, ""

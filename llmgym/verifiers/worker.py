@@ -15,15 +15,23 @@ import resource
 import signal
 import sys
 
+from llmgym.verifiers.compare import parse, same, separates
+from llmgym.verifiers.normalise import OverLimits
+
 MEMORY = 2 * 2**30  # bytes of address space
 JOBS = 500  # per child: sympy's caches grow
 OUT_OF_MEMORY, RECYCLE = 77, 78
-PLAIN_COMMANDS = {"∞": r"\infty ", "⦃": r"\{", "⦄": r"\}", "*": r"\cdot ", "°": r"^{\circ}"}
+REPLIES = 3  # the file descriptor; what libraries print must not look like an answer
+
+
+def say(word: str) -> None:
+    """Write one line where the caller reads."""
+    os.write(REPLIES, word.encode() + b"\n")
 
 
 def serve() -> None:
     """Answer jobs until standard input closes."""
-    os.write(1, b"ready\n")
+    say("ready")
     while True:
         child = os.fork()
         if child == 0:
@@ -34,9 +42,9 @@ def serve() -> None:
         if os.WIFSIGNALED(wait_status):
             # Anything but the timer is the kernel: out of memory, or out of stack in C.
             timer = os.WTERMSIG(wait_status) == signal.SIGALRM
-            os.write(1, b"timed_out\n" if timer else b"over_limits\n")
+            say("timed_out" if timer else "over_limits")
         elif os.WEXITSTATUS(wait_status) != RECYCLE:
-            os.write(1, b"over_limits\n")
+            say("over_limits")
 
 
 def read_line() -> bytes:
@@ -62,17 +70,18 @@ def work() -> None:
             status = judge(job["answer"], job["truth"])
         except (MemoryError, RecursionError):
             os._exit(OUT_OF_MEMORY)
+        except OverLimits:
+            status = "over_limits"
         except BaseException:  # sympy raises anything; an answer that it cannot read is not right
             status = "wrong"
         signal.setitimer(signal.ITIMER_REAL, 0)
-        os.write(1, status.encode() + b"\n")
+        say(status)
     os._exit(RECYCLE)
 
 
 def judge(answer: str, truth: str) -> str:
     """The status of an answer: "correct", "wrong" or "unparsable_truth"."""
-    from llmgym.verifiers.compare import parse, same, separates
-    from llmgym.verifiers.symbolic import Unreadable, oracle
+    from llmgym.verifiers.symbolic import Unreadable, oracle  # loaded by `main`, under its limits
 
     wanted = parse(truth)
     try:
@@ -89,6 +98,8 @@ def main() -> None:
     """Limit, import, serve."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(1, REPLIES)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     import llmgym.verifiers.symbolic  # noqa: F401  before the fork, once for all children
 
     serve()
