@@ -60,7 +60,10 @@ class GRPOConfig:
     importance_sampling_level       "token", or "sequence": one ratio per completion, the geometric
                                     mean of its steps' (GSPO, Zheng et al., 2025, with an epsilon of
                                     the order of 3e-4)
-    beta                            factor of the KL to the reference policy; 0: none
+    beta                            factor of the KL to the reference policy; 0: none. In the loss it
+                                    weighs more than it says: the group's mean holds the sample itself
+                                    and so scales the reward's gradient, but not the KL's, by 1 - 1/G.
+                                    The optimum is that of beta * G / (G - 1)
     kl_in                           "loss": beta * kl_estimator of each step (DeepSeekMath, k3);
                                     "reward": -beta * k1 of each step in the episode's reward, before
                                     the baseline, whose optimum is the closed form ref * exp(r / beta)

@@ -164,12 +164,12 @@ def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_steps():
 
 
 def some_batch(loss_type: str = "grpo", seed: int = 0) -> tuple[Batch, torch.Tensor]:
-    """Four completions of lengths 3, 1, 2, 3, and current log-probs; NaN where nothing is to be read."""
+    """Four completions of lengths 3, 1, 2, 3, and current log-probs; 5 where nothing is to be read."""
     rng = np.random.default_rng(seed)
     mask = torch.arange(3) < torch.tensor([[3], [1], [2], [3]])
 
     def field(scale):
-        return torch.where(mask, tensor(scale * rng.normal(size=(4, 3))), NAN)
+        return torch.where(mask, tensor(scale * rng.normal(size=(4, 3))), 5.0)
 
     logp, old, ref = -2.0 + field(0.3), -2.0 + field(0.3), -2.0 + field(0.5)
     advantages = torch.where(mask, tensor([[1.0], [-1.0], [0.5], [-2.0]]), 0.0)
@@ -225,7 +225,22 @@ def test_the_loss_is_that_of_the_formulas_and_its_gradient_its_slope(config):
     expected = terms.policy + (cfg.beta * terms.kl if with_kl else 0.0)
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-12)
     assert terms.ratio.shape == (9,) and terms.ratio.isfinite().all()
-    clean = torch.where(batch.mask, logp, 0.0)
-    autograd, differences = slopes(lambda x: loss_of(x, batch, cfg).total, clean)
+    if cfg.use_bias_correction_kl and cfg.kl_estimator == "k2":
+        return  # not its slope: see below
+    autograd, differences = slopes(lambda x: loss_of(x, batch, cfg).total, logp)
     np.testing.assert_allclose(autograd, differences, atol=1e-8)
     assert (autograd[~batch.mask.numpy()] == 0).all() and np.abs(autograd).max() > 0.01
+
+
+def test_the_correction_of_k2_is_a_weight_without_a_gradient():
+    """Its gradient is the ratio times that of k2, ``log pi - log ref``, at each step."""
+    batch, logp = some_batch("sum")
+    config = {"loss_type": "sum", "kl_estimator": "k2", "use_bias_correction_kl": True}
+
+    def gradient(beta: float) -> torch.Tensor:
+        leaf = logp.clone().requires_grad_()
+        (found,) = torch.autograd.grad(loss_of(leaf, batch, GRPOConfig(**config, beta=beta)).total, leaf)
+        return found
+
+    expected = torch.exp(logp - batch.old_log_probs) * (logp - batch.ref_log_probs) / 4 * batch.mask
+    np.testing.assert_allclose(gradient(1.0) - gradient(0.0), expected, atol=1e-6)
