@@ -27,6 +27,16 @@ so much that the KL hardly holds the policy; k3 has another resting point; with 
 **Lengths.** In a task of one step all `loss_type`s are the same. `common.lab_length` shows them on the task
 of when to stop: the mean over each answer's own tokens maximises the advantage per token: answers grow.
 
+Measured with the defaults, ten runs: means, cosines and variances are within 3.0 standard errors of the exact
+ones. At equal samples RLOO has at most two thirds of ReMax's variance from groups of 4 on; dividing by the
+group's deviation adds 10% at G = 8 and a third at G = 64 for rewards 0 and 1, and takes 15% off at G = 64 for
+real-valued ones, whose gradient it turns by 22 to 28 degrees. With the KL in the reward, KL(policy ||
+optimum) is 0.0008 for PPO, 0.0017 for RLOO and GRPO without deviation (the same but for a factor that Adam
+removes), 0.0051 with the group's deviation, 0.014 for ReMax, 0.055 for REINFORCE without a baseline; the step size is
+one for all (a quarter for each of PPO's four steps) and suits the noisy ones least. With k2 in the loss it is
+0.148 at G = 2 without deviation, with E[r] 0.70 in place of 0.86, and 0.130 at G = 8 with the group's
+deviation, with E[r] 0.98 and still on its way to 0.998.
+
 A command that was stopped continues. Under --out it leaves every run, `summary.json`, `table.csv`,
 `gradients.csv` and `estimator_lab.png`.
 """
@@ -198,8 +208,8 @@ def show(
         "step: length of the mean gradient along that of E[r], 1: unbiased; cos: between the two; noise: "
         "variance per sampled answer over the squared mean; real: on real-valued rewards, all else on "
         "rewards 0 and 1. expected: KL(resting point || optimum), exact, in nats; after it KL(policy || "
-        f"optimum) of the final policies, mean of {args.seeds} runs and 95% interval, their KL to the resting point, and "
-        "E[r]. Answers are one step: every loss_type is the same.",
+        f"optimum) of the final policies, mean of {args.seeds} runs and 95% interval, their KL to the "
+        "resting point, and E[r]. Answers are one step: every loss_type is the same.",
     )
     lines = verdicts(results, rows, lengths)
     for line in lines:

@@ -160,11 +160,12 @@ def test_measured_values_within_four_standard_errors(kind):
             assert result.length.analytic == pytest.approx(0.75)
         if estimator == "GRPO, group std" and kind == "real":
             cosine = result.cosine
-            assert cosine.analytic < 0.92 and cosine.measured + 4 * cosine.standard_error < 1
+            upper = cosine.measured + 4 * cosine.standard_error
+            assert cosine.analytic < 0.92 and upper < 1
 
 
 @pytest.mark.parametrize(
-    "name", [a.name for a in ARMS if a.kl_in == "loss" and "k1, no std" != a.name and "batch" not in a.name]
+    "name", [a.name for a in ARMS if a.kl_in == "loss" and a.name != "k1, no std" and "batch" not in a.name]
 )
 def test_the_expected_gradient_is_zero_at_the_resting_point(name):
     # By brute force over all groups: the package's loss, differentiated, has mean zero there.
