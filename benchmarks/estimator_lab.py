@@ -32,10 +32,10 @@ ones. At equal samples RLOO has at most two thirds of ReMax's variance from grou
 group's deviation adds 10% at G = 8 and a third at G = 64 for rewards 0 and 1, and takes 15% off at G = 64 for
 real-valued ones, whose gradient it turns by 22 to 28 degrees. With the KL in the reward, KL(policy ||
 optimum) is 0.0008 for PPO, 0.0017 for RLOO and GRPO without deviation (the same but for a factor that Adam
-removes), 0.0051 with the group's deviation, 0.014 for ReMax, 0.055 for REINFORCE without a baseline; the step size is
-one for all (a quarter for each of PPO's four steps) and suits the noisy ones least. With k2 in the loss it is
-0.148 at G = 2 without deviation, with E[r] 0.70 in place of 0.86, and 0.130 at G = 8 with the group's
-deviation, with E[r] 0.98 and still on its way to 0.998.
+removes), 0.0051 with the group's deviation, 0.014 for ReMax, 0.055 for REINFORCE without a baseline. The
+step size is one for all (a quarter for each of PPO's four steps) and suits the noisy ones least. With k2 in
+the loss it is 0.148 at G = 2 without deviation, with E[r] 0.70 in place of 0.86, and 0.130 at G = 8 with the
+group's deviation, with E[r] 0.98 and still on its way to 0.998.
 
 A command that was stopped continues. Under --out it leaves every run, `summary.json`, `table.csv`,
 `gradients.csv` and `estimator_lab.png`.
