@@ -10,6 +10,7 @@ privilege, and then runs the untrusted code. Expected outputs are never sent to 
 
 import base64
 import builtins
+import contextlib
 import importlib
 import json
 import os
@@ -41,6 +42,9 @@ def main() -> None:
         importlib.import_module(name)
     limits = json.loads(sys.argv[1])
     namespaces = sys.argv[2] == "namespaces"
+    # Python's handler would let a worker of the same user interrupt the server; process 1 gets no signal
+    # from inside that it does not handle.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         if namespaces:
             _isolate()
@@ -86,6 +90,9 @@ def serve(limits: Mapping[str, int], namespaces: bool) -> None:
         if home is None:
             _end_everything()
         else:
+            if not isolation.FILTER_KNOWN:  # then it may have had children, in its process group
+                with contextlib.suppress(OSError):
+                    os.killpg(worker, signal.SIGKILL)
             shutil.rmtree(home, ignore_errors=True)
         _say(ended)
 
@@ -124,7 +131,9 @@ def _watch(worker: int, channels: dict[int, bytearray], limits: Mapping[str, int
         why = "over_limits"
     _, status, usage = ended
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGXCPU)
-    if not why and killed and usage.ru_utime + usage.ru_stime > 0.9 * limits["cpu_seconds"]:
+    # Far below the limit, since the kernel holds the limit against ticks: on a loaded machine a process
+    # is charged a whole tick of which it ran a part, while its usage says what it really ran.
+    if not why and killed and usage.ru_utime + usage.ru_stime > 0.25 * limits["cpu_seconds"]:
         why = "timed_out"
     result, output = (base64.b64encode(data).decode() for data in channels.values())
     return {"why": why, "code": os.waitstatus_to_exitcode(status), "result": result, "output": output}
@@ -174,6 +183,20 @@ def _work(limits: Mapping[str, int], home: str | None, result: int, output: int)
     for place in range(4):
         os.dup2(100 + place, place)
     os.closerange(4, 200)
+    try:
+        _confine(limits, home)
+    except Exception as error:
+        os.write(RESULT, str(error).encode())
+        os._exit(1)
+    os.write(RESULT, READY)
+    if program:
+        _run_program(request["source"])
+    else:
+        _call(request["source"], request["function"], request["input"])
+
+
+def _confine(limits: Mapping[str, int], home: str | None) -> None:
+    """Go to the working directory and give up all privileges, for good."""
     if home is None:
         isolation.enter_home(limits["file_bytes"])
     else:
@@ -183,11 +206,6 @@ def _work(limits: Mapping[str, int], home: str | None, result: int, output: int)
         isolation.drop_privileges()
     if isolation.FILTER_KNOWN:
         isolation.filter_system_calls()
-    os.write(RESULT, READY)
-    if program:
-        _run_program(request["source"])
-    else:
-        _call(request["source"], request["function"], request["input"])
 
 
 def _readable(data: bytes) -> int:

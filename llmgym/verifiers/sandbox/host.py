@@ -155,7 +155,9 @@ class Sandbox:
             return Ended("broken", 0, b"", b"")
         result, output = (binascii.a2b_base64(reply[name]) for name in ("result", "output"))
         if not result.startswith(READY) and not reply["why"]:
-            raise SandboxError(f"a process for the code could not be set up: {result.decode()}")
+            raise SandboxError(
+                f"a process for the code could not be set up: {result.decode(errors='replace')}"
+            )
         return Ended(reply["why"], reply["code"], result[len(READY) :], output)
 
     def close(self) -> None:

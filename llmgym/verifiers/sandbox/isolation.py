@@ -28,8 +28,10 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
 # The system calls that untrusted code does not get, by architecture: (x86_64, aarch64).
 # New processes and other programs (so that one process and its memory limit are all there is):
 # fork, vfork, execve, execveat. Other processes: kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
-# pidfd_send_signal, pidfd_getfd, ptrace, process_vm_readv, process_vm_writev, process_madvise, kcmp.
-# Network: socket. Memory that no limit counts: memfd_create, memfd_secret, shmget, shmat, semget,
+# pidfd_send_signal, pidfd_getfd, ptrace, process_vm_readv, process_vm_writev, process_madvise, kcmp,
+# setpriority, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr,
+# migrate_pages, move_pages (without root, the server belongs to the same user: its rank and limits could
+# be lowered, and with them the rows that it grades next). Network: socket. Memory that no limit counts: memfd_create, memfd_secret, shmget, shmat, semget,
 # msgget, mq_open. Parts of the kernel with a history: mount, umount2, pivot_root, chroot, unshare,
 # setns, open_tree, move_mount, fsopen, mount_setattr, bpf, perf_event_open, userfaultfd,
 # io_uring_setup, open_by_handle_at, add_key, request_key, keyctl, personality.
@@ -37,6 +39,7 @@ _DENIED = {
     "x86_64": (
         *(57, 58, 59, 322),
         *(62, 200, 129, 297, 424, 438, 101, 310, 311, 440, 312),
+        *(141, 251, 203, 144, 142, 314, 256, 279),
         *(41, 319, 447, 29, 30, 64, 68, 240),
         *(165, 166, 155, 161, 272, 308, 428, 429, 430, 442, 321, 298, 323),
         *(425, 304, 248, 249, 250, 135),
@@ -44,6 +47,7 @@ _DENIED = {
     "aarch64": (
         *(221, 281),
         *(129, 130, 138, 240, 424, 438, 117, 270, 271, 440, 272),
+        *(140, 30, 122, 119, 118, 274, 238, 239),
         *(198, 279, 447, 194, 196, 190, 186, 180),
         *(40, 39, 41, 51, 97, 268, 428, 429, 430, 442, 280, 241, 282),
         *(425, 265, 217, 218, 219, 92),
@@ -51,6 +55,7 @@ _DENIED = {
 }
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
+_PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 FILTER_KNOWN = sys.platform == "linux" and platform.machine() in _DENIED
 
@@ -147,9 +152,15 @@ def filter_system_calls() -> None:
         # Its flags lie in memory, where a filter cannot look; libc takes clone instead.
         (equal, 0, 1, _CLONE3),
         (done, 0, 0, unknown),
-        (equal, 0, 3, _CLONE[machine]),
+        (equal, 0, 4, _CLONE[machine]),
         (load, 0, 0, 16),  # the flags
-        (any_bit, 1, 0, CLONE_THREAD),
+        (any_bit, 0, 1, CLONE_THREAD),
+        (done, 0, 0, allow),
+        (done, 0, 0, refuse),
+        (equal, 0, 4, _PRLIMIT[machine]),
+        (load, 0, 0, 16),  # the process, 0 for the caller's own limits
+        (equal, 0, 1, 0),
+        (done, 0, 0, allow),
         (done, 0, 0, refuse),
         (done, 0, 0, allow),
     ]
