@@ -25,16 +25,19 @@ AT_FDCWD, AT_RECURSIVE = -100, 0x8000
 READ_ONLY_NOSUID_NODEV = 1 | 2 | 4
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
 
-# The system calls that untrusted code does not get, by architecture: (x86_64, aarch64).
-# New processes and other programs (so that one process and its memory limit are all there is):
-# fork, vfork, execve, execveat. Other processes: kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo,
-# pidfd_send_signal, pidfd_getfd, ptrace, process_vm_readv, process_vm_writev, process_madvise, kcmp,
-# setpriority, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr,
-# migrate_pages, move_pages (without root, the server belongs to the same user: its rank and limits could
-# be lowered, and with them the rows that it grades next). Network: socket. Memory that no limit counts: memfd_create, memfd_secret, shmget, shmat, semget,
-# msgget, mq_open. Parts of the kernel with a history: mount, umount2, pivot_root, chroot, unshare,
-# setns, open_tree, move_mount, fsopen, mount_setattr, bpf, perf_event_open, userfaultfd,
-# io_uring_setup, open_by_handle_at, add_key, request_key, keyctl, personality.
+# The system calls that untrusted code does not get, by architecture: (x86_64, aarch64), in this order:
+# - new processes and other programs, so that one process and its memory limit are all there is: fork,
+#   vfork, execve, execveat;
+# - other processes: kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal, pidfd_getfd, ptrace,
+#   process_vm_readv, process_vm_writev, process_madvise, kcmp;
+# - their rank (without root, the server belongs to the same user; slowed down, or with lower limits, it
+#   would fail the rows that it grades next): setpriority, ioprio_set, sched_setaffinity, sched_setscheduler,
+#   sched_setparam, sched_setattr, migrate_pages, move_pages;
+# - network: socket; memory that no limit counts: memfd_create, memfd_secret, shmget, shmat, semget, msgget,
+#   mq_open;
+# - parts of the kernel with a history: mount, umount2, pivot_root, chroot, unshare, setns, open_tree,
+#   move_mount, fsopen, mount_setattr, bpf, perf_event_open, userfaultfd;
+# - io_uring_setup, open_by_handle_at, add_key, request_key, keyctl, personality.
 _DENIED = {
     "x86_64": (
         *(57, 58, 59, 322),
