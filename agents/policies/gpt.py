@@ -14,7 +14,7 @@ from agents.policies import heads
 from agents.policies.base import Evaluation
 from agents.policies.kv_cache import KVCache
 from agents.policies.spaces import is_token_task
-from agents.policies.transformer import GPT, INIT_STD, linear
+from agents.policies.transformer import GPT, INIT_STD, normal
 
 __all__ = ["GPT", "GPTPolicy"]
 
@@ -64,8 +64,8 @@ class GPTPolicy(nn.Module):
         vocab_size = int(action_space.n)
         self.temperature = float(temperature)
         self.body = GPT(vocab_size, observation_space.shape[0], generator, n_layer, n_head, n_embd)
-        self.lm_head = linear(n_embd, vocab_size, INIT_STD, generator)
-        self.value_head = linear(n_embd, 1, 0.0, generator) if value_head else None
+        self.lm_head = _head(normal(vocab_size, n_embd, INIT_STD, generator))
+        self.value_head = _head(nn.Parameter(torch.zeros(1, n_embd))) if value_head else None
 
     def new_state(self, n_rows: int) -> KVCache:
         """An empty decoding state for a batch of ``n_rows``; private to this policy, changed in place."""
@@ -152,6 +152,14 @@ class GPTPolicy(nn.Module):
     def probabilities(self, observations: Tensor) -> Tensor:
         """pi(. | tokens so far); (B, L) -> (B, V)."""
         return torch.softmax(self._logits(self.body.last_hidden(observations)), -1)
+
+
+def _head(weight: nn.Parameter) -> nn.Linear:
+    """A linear layer with this weight [outputs, C] and biases 0, which draws nothing of its own."""
+    layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
+    layer.weight = weight
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _scatter(n_rows: int, rows: np.ndarray, chosen: Tensor) -> Tensor:

@@ -26,45 +26,45 @@ from agents.policies.kv_cache import KVCache
 INIT_STD = 0.02
 
 
-def linear(n_in: int, n_out: int, std: float, generator: torch.Generator) -> nn.Linear:
-    """A linear layer with normal weights and zero biases, drawn from the given generator alone."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
-    nn.init.normal_(layer.weight, 0.0, std, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer
+def normal(n_in: int, n_out: int, std: float, generator: torch.Generator) -> nn.Parameter:
+    """A matrix of normal weights, drawn from the given generator alone."""
+    return nn.Parameter(torch.randn(n_in, n_out, generator=generator) * std)
 
 
 class Block(nn.Module):
     """Attention, then a multilayer perceptron, each added to the residual stream.
 
     How positions attend to each other is an argument: causally within whole sequences, or to a cache.
-    Everything else acts on single positions, so decoding and training share these lines.
+    Everything else acts on single positions, so decoding and training share these lines. The layers
+    have no biases, which LayerNorm's make up for: each product can then be added to the stream where it
+    is computed. As in GPT-2's code, a weight is (inputs, outputs).
     """
 
     def __init__(self, n_layer: int, n_embd: int, generator: torch.Generator) -> None:
         super().__init__()
+        C = n_embd
         # The residual stream adds up two contributions per block: smaller ones keep its variance at the
         # top independent of the depth.
-        std = INIT_STD / math.sqrt(2 * n_layer)
-        self.ln_1 = nn.LayerNorm(n_embd)
-        self.qkv = linear(n_embd, 3 * n_embd, INIT_STD, generator)
-        self.attn_proj = linear(n_embd, n_embd, std, generator)
-        self.ln_2 = nn.LayerNorm(n_embd)
-        self.fc = linear(n_embd, 4 * n_embd, INIT_STD, generator)
-        self.fc_proj = linear(4 * n_embd, n_embd, std, generator)
-        # The same parameters as pairs: looking them up and calling their modules takes a third of the
-        # time of a block that decodes a few rows.
-        layers = (self.ln_1, self.qkv, self.attn_proj, self.ln_2, self.fc, self.fc_proj)
-        self._layers = [(layer.weight, layer.bias) for layer in layers]
+        small = INIT_STD / math.sqrt(2 * n_layer)
+        self.ln_1, self.ln_2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv = normal(C, 3 * C, INIT_STD, generator)
+        self.attn_proj = normal(C, C, small, generator)
+        self.fc = normal(C, 4 * C, INIT_STD, generator)
+        self.fc_proj = normal(4 * C, C, small, generator)
+        # The same parameters in a list: looking them up one by one and calling modules takes a third of
+        # the time of a block that decodes a few rows.
+        self._norms = [(norm.weight, norm.bias) for norm in (self.ln_1, self.ln_2)]
+        self._weights = [self.qkv, self.attn_proj, self.fc, self.fc_proj]
 
     def forward(self, x: Tensor, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        ln_1, qkv, attn_proj, ln_2, fc, fc_proj = self._layers
-        width = x.shape[-1:]  # C
-        h = attend(F.linear(torch.layer_norm(x, width, *ln_1), *qkv))  # (..., C)
-        x = x + F.linear(h, *attn_proj)
+        """The stream after this block; (P, C) -> (P, C), P positions of whatever sequences."""
+        (ln_1, ln_2), (qkv, attn_proj, fc, fc_proj) = self._norms, self._weights
+        width = x.shape[1:]  # C
+        h = attend(torch.layer_norm(x, width, *ln_1) @ qkv)  # (P, C)
+        x = torch.addmm(x, h, attn_proj)
         # The exact GELU: GPT-2's tanh approximation takes twice its time on a CPU.
-        h = F.gelu(F.linear(torch.layer_norm(x, width, *ln_2), *fc))  # (..., 4C)
-        return x + F.linear(h, *fc_proj)  # (..., C)
+        h = F.gelu(torch.layer_norm(x, width, *ln_2) @ fc)  # (P, 4C)
+        return torch.addmm(x, h, fc_proj)
 
 
 class GPT(nn.Module):
@@ -100,10 +100,8 @@ class GPT(nn.Module):
             raise ValueError(f"n_embd={n_embd} must be a multiple of n_head={n_head}")
         self.vocab_size, self.context, self.pad = vocab_size, context, vocab_size
         self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
-        self.token_embedding = nn.Parameter(torch.empty(vocab_size, n_embd))
-        self.position_embedding = nn.Parameter(torch.empty(context, n_embd))
-        for embedding in (self.token_embedding, self.position_embedding):
-            nn.init.normal_(embedding, 0.0, INIT_STD, generator=generator)
+        self.token_embedding = normal(vocab_size, n_embd, INIT_STD, generator)
+        self.position_embedding = normal(context, n_embd, INIT_STD, generator)
         self.blocks = nn.ModuleList(Block(n_layer, n_embd, generator) for _ in range(n_layer))
         self.ln_f = nn.LayerNorm(n_embd)
 
@@ -125,22 +123,22 @@ class GPT(nn.Module):
         Args:
             cache: keeps the keys and values of the rows it is about to append, see `KVCache`.
         """
-        T = tokens.shape[1]
+        B, T = tokens.shape
         # A pad has no embedding: it borrows the last token's, which nothing reads.
         x = F.embedding(tokens.clamp(max=self.vocab_size - 1), self.token_embedding)
-        x = x + self.position_embedding[:T]  # (B, T, C)
+        x = (x + self.position_embedding[:T]).flatten(0, 1)  # (B * T, C)
         for layer, block in enumerate(self.blocks):
-            x = block(x, partial(self._attend, cache, layer))
-        return self.ln_f(x)  # (B, T, C)
+            x = block(x, partial(self._attend, B, T, cache, layer))
+        return self.ln_f(x).view(B, T, self.n_embd)
 
-    def _attend(self, cache: KVCache | None, layer: int, qkv: Tensor) -> Tensor:
-        """Causal attention within whole sequences; (B, T, 3C) -> (B, T, C)."""
-        B, T, H, D = *qkv.shape[:2], self.n_head, self.n_embd // self.n_head
+    def _attend(self, B: int, T: int, cache: KVCache | None, layer: int, qkv: Tensor) -> Tensor:
+        """Causal attention within whole sequences; (B * T, 3C) -> (B * T, C)."""
+        H, D = self.n_head, self.n_embd // self.n_head
         q, k, v = qkv.view(B, T, 3, H, D).permute(2, 0, 3, 1, 4)  # (B, H, T, D) each
         if cache is not None:
             cache.write(layer, k, v)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return y.transpose(1, 2).flatten(2)  # (B, T, C)
+        return y.transpose(1, 2).reshape(B * T, H * D)
 
     def decode(self, cache: KVCache) -> Tensor:
         """Hidden states of the rows in the cache at their newest token, which it is about to hold; (M, C)."""

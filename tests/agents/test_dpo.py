@@ -194,12 +194,12 @@ def test_log_ratios_are_sums_over_response_tokens():
         "dpo/loss": np.log1p(np.exp(-margin)).mean(), "dpo/chosen_logratio": c.mean(),
         "dpo/rejected_logratio": r.mean(), "dpo/margin": margin.mean(), "dpo/accuracy": (margin > 0).mean(),
     }  # fmt: skip
-    assert metrics == pytest.approx(expected, abs=1e-5)
+    assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-5)
     normalised = DPO(TokenSpaces(), reference=reference, policy=policy, beta=0.4, loss_type="ipo_norm")
     lengths = np.array([[2, 1, 2], [2, 2, 1]])
     h = c / lengths[0] - r / lengths[1]
     loss = normalised.evaluate(make_preferences(chosen, rejected))["dpo/loss"]
-    assert loss == pytest.approx(((h - 1.25) ** 2).mean(), abs=1e-5)
+    assert loss == pytest.approx(((h - 1.25) ** 2).mean(), rel=1e-5)
 
 
 # --- the agent ---

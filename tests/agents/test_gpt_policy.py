@@ -94,22 +94,22 @@ def as_gpt2(policy: GPTPolicy):
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).eval()
 
-    def put(theirs, ours, transpose=False):
-        theirs.weight.data.copy_(ours.weight.T if transpose else ours.weight)
-        if ours.bias is not None and getattr(theirs, "bias", None) is not None:
-            theirs.bias.data.copy_(ours.bias)
+    def put(theirs, weight, bias):
+        theirs.weight.data.copy_(weight)
+        theirs.bias.data.copy_(bias)
 
-    model.transformer.wte.weight.data.copy_(body.token_embedding)
-    model.transformer.wpe.weight.data.copy_(body.position_embedding)
-    for theirs, ours in zip(model.transformer.h, body.blocks, strict=True):
-        put(theirs.ln_1, ours.ln_1)
-        put(theirs.attn.c_attn, ours.qkv, transpose=True)
-        put(theirs.attn.c_proj, ours.attn_proj, transpose=True)
-        put(theirs.ln_2, ours.ln_2)
-        put(theirs.mlp.c_fc, ours.fc, transpose=True)
-        put(theirs.mlp.c_proj, ours.fc_proj, transpose=True)
-    put(model.transformer.ln_f, body.ln_f)
-    put(model.lm_head, policy.lm_head)
+    gpt2 = model.transformer
+    gpt2.wte.weight.data.copy_(body.token_embedding)
+    gpt2.wpe.weight.data.copy_(body.position_embedding)
+    for theirs, ours in zip(gpt2.h, body.blocks, strict=True):
+        put(theirs.ln_1, ours.ln_1.weight, ours.ln_1.bias)
+        put(theirs.attn.c_attn, ours.qkv, torch.zeros(()))
+        put(theirs.attn.c_proj, ours.attn_proj, torch.zeros(()))
+        put(theirs.ln_2, ours.ln_2.weight, ours.ln_2.bias)
+        put(theirs.mlp.c_fc, ours.fc, torch.zeros(()))
+        put(theirs.mlp.c_proj, ours.fc_proj, torch.zeros(()))
+    put(gpt2.ln_f, body.ln_f.weight, body.ln_f.bias)
+    model.lm_head.weight.data.copy_(policy.lm_head.weight)
     return model
 
 
@@ -145,12 +145,12 @@ def test_initial_weights_are_gpt2s_and_nearly_uniform():
     policy = gpt(spread=0.0, n_layer=8, n_embd=128, n_head=4)
     block = policy.body.blocks[3]
     for weight, std in (
-        (policy.body.token_embedding, 0.02), (block.qkv.weight, 0.02), (block.fc.weight, 0.02),
-        (block.attn_proj.weight, 0.02 / 4), (block.fc_proj.weight, 0.02 / 4),
+        (policy.body.token_embedding, 0.02), (block.qkv, 0.02), (block.fc, 0.02),
+        (block.attn_proj, 0.02 / 4), (block.fc_proj, 0.02 / 4), (policy.lm_head.weight, 0.02),
     ):  # fmt: skip
         margin = 4 * std / np.sqrt(2 * weight.numel())
         assert weight.std().item() == pytest.approx(std, abs=margin)
-    assert block.qkv.bias.abs().max() == 0
+    assert policy.lm_head.bias.abs().max() == 0
     observations = random_prompts([1, 20, 40])
     np.testing.assert_allclose(policy.probabilities(observations).detach(), np.full((3, V), 1 / V), atol=0.12)
     assert (policy.value(observations) == 0).all()
