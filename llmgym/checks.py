@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, Text
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
@@ -58,13 +58,43 @@ def as_integers(field: str, values: Any, rows: IntArray, low: int, high: int) ->
     return array.astype(np.int64)
 
 
-def as_actions(actions: Any, rows: IntArray, num_rows: int, space: Discrete) -> IntArray:
+def as_actions(actions: Any, rows: IntArray, num_rows: int, space: Discrete | Text) -> NDArray[Any]:
     """The actions of `rows`, [k], out of one per row of the batch, [N]."""
+    if isinstance(space, Text):
+        return as_texts("action", actions, rows, num_rows, space)
     array = np.asarray(actions)
     if array.shape != (num_rows,):
         raise ValueError(f"action: got shape {array.shape}; allowed: ({num_rows},), one per row")
     low = int(space.start)
     return as_integers("action", array[rows], rows, low, low + int(space.n) - 1)
+
+
+def as_texts(field: str, texts: Any, rows: IntArray, num_rows: int, space: Text) -> NDArray[Any]:
+    """The texts of `rows`, objects [k], out of one per row of the batch, [N]; each one of the space."""
+    if not isinstance(texts, (list, tuple, np.ndarray)) or len(texts) != num_rows:
+        count = f" of {len(texts)}" if hasattr(texts, "__len__") else ""
+        raise ValueError(
+            f"{field}: got {type(texts).__name__}{count}; allowed: {num_rows} texts, one per row"
+        )
+    chosen = np.empty(len(rows), dtype=object)
+    for k, row in enumerate(rows.tolist()):
+        text = texts[row]
+        if not isinstance(text, str):
+            raise TypeError(f"{field}: row {row} has {type(text).__name__}; allowed: a text")
+        if not space.min_length <= len(text) <= space.max_length:
+            raise ValueError(
+                f"{field}: row {row} has {len(text)} characters; "
+                f"allowed: {space.min_length} to {space.max_length}"
+            )
+        strange = set(text) - space.character_set
+        if strange:
+            place = min(text.index(character) for character in strange)
+            raise ValueError(
+                f"{field}: row {row} has {text[place]!r} (U+{ord(text[place]):04X}) at place {place}; "
+                f"allowed: the characters {space.characters!r}"
+            )
+        chosen[k] = str(text)  # no np.str_ of the caller's array
+    return chosen
 
 
 def as_task_ids(task_id: Any, rows: IntArray, num_rows: int, num_tasks: int) -> IntArray:

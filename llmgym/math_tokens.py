@@ -46,9 +46,7 @@ class MathTokenTask(TokenTask):
     problems: Sequence[Problem]
     tokenizer: Tokenizer
 
-    def demonstrations(
-        self, n: int | None = None, seed: int = 0
-    ) -> tuple[list[IntArray], list[IntArray]]:
+    def demonstrations(self, n: int | None = None, seed: int = 0) -> tuple[list[IntArray], list[IntArray]]:
         """What supervised fine-tuning needs: prompts and right responses, both as token ids.
 
         Args:
@@ -59,19 +57,24 @@ class MathTokenTask(TokenTask):
             n prompts and n responses, one int64 array each; a response ends with end-of-sequence.
 
         Raises:
-            ValueError: fewer than `n` problems are there; or a solution is longer than the environment
-                lets a response be.
+            ValueError: fewer than `n` problems are there; or one has no solution, or a longer one than
+                the environment lets a response be.
         """
         problems = draw_problems(self.problems, n, seed, "n")
-        prompts = [self.tokenizer.encode_prompt(problem.prompt) for problem in problems]
-        responses = [np.append(self.tokenizer.encode(problem.solution), self.eos_id) for problem in problems]
-        for problem, response in zip(problems, responses, strict=True):
-            if len(response) > self.max_new_tokens:
-                raise ValueError(
-                    f"max_new_tokens: got {self.max_new_tokens}; the solution of {problem.prompt[:80]!r} "
-                    f"has {len(response)} tokens with end-of-sequence"
-                )
-        return prompts, responses
+        return [self.tokenizer.encode_prompt(problem.prompt) for problem in problems], [
+            self._demonstration(problem) for problem in problems
+        ]
+
+    def _demonstration(self, problem: Problem) -> IntArray:
+        if problem.solution is None:
+            raise ValueError(f"demonstrations: no solution is known of {problem.prompt[:80]!r}")
+        response = np.append(self.tokenizer.encode(problem.solution), self.eos_id)
+        if len(response) > self.max_new_tokens:
+            raise ValueError(
+                f"max_new_tokens: got {self.max_new_tokens}; the solution of {problem.prompt[:80]!r} "
+                f"has {len(response)} tokens with end-of-sequence"
+            )
+        return response
 
 
 def math_token_task(
@@ -91,7 +94,10 @@ def math_token_task(
     tokens = character_tokenizer(math.characters()) if tokenizer is None else as_tokenizer(tokenizer)
     everything = math.all_problems()
     if max_new_tokens is None:
-        max_new_tokens = 1 + max(len(tokens.encode(problem.solution)) for problem in everything)
+        solutions = [problem.solution for problem in everything if problem.solution is not None]
+        if not solutions:
+            raise ValueError(f"max_new_tokens: got None; {math.name} has no solutions that would tell it")
+        max_new_tokens = 1 + max(len(tokens.encode(solution)) for solution in solutions)
     longest = max(len(tokens.encode_prompt(problem.prompt)) for problem in everything)
     return MathTokenTask(
         prompts=[tokens.encode_prompt(problem.prompt) for problem in problems],

@@ -30,6 +30,11 @@ ENVIRONMENTS = (
         "llmgym.verifiable_math:VerifiableMathEnv",
         "llmgym.verifiable_math:VerifiableMathVectorEnv",
     ),
+    EnvironmentId(
+        "MathText-v0",
+        "llmgym.math_text:MathTextEnv",
+        "llmgym.math_text:MathTextVectorEnv",
+    ),
 )
 
 

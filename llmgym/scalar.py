@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Text
 
 from llmgym.checks import as_actions, as_task_ids, check_options
 from llmgym.row_random import RowRandom
@@ -52,17 +53,18 @@ class BatchOfOneEnv(gym.Env[Any, Any]):
         return self._transition.observe(self._row)[0], _first_row(row_info)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take one action, an integer of the action space.
+        """Take one action of the action space, an integer or a text.
 
         Raises:
             ResetNeeded: before the first reset, or after the end of the episode.
-            ValueError, TypeError: an action out of range or not an integer.
+            ValueError, TypeError: an action that is none of the space.
         """
         if self._needs_reset:
             raise ResetNeeded(self._needs_reset)
-        if np.ndim(action) != 0:
+        space = self._transition.action_space
+        if not isinstance(space, Text) and np.ndim(action) != 0:
             raise ValueError(f"action: got shape {np.shape(action)}; allowed: one integer")
-        actions = as_actions(np.reshape(action, (1,)), self._row, 1, self._transition.action_space)
+        actions = as_actions([action], self._row, 1, space)
         self._random.set_generator(0, self.np_random)
         rewards, terminated, row_info = self._transition.step_rows(self._row, self._random, actions)
         if terminated[0]:

@@ -31,7 +31,7 @@ class Tokenizer:
     eos_id: int
 
 
-def character_tokenizer(characters: Sequence[str], eos: str = "$") -> Tokenizer:
+def character_tokenizer(characters: Sequence[str], eos: str = "\N{SYMBOL FOR END OF TEXT}") -> Tokenizer:
     """One token for each character, in the order given, and end-of-sequence as the last.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Discrete, Text
 from numpy.typing import NDArray
 
 from llmgym.row_random import FloatArray, IntArray, RowRandom
@@ -39,7 +39,7 @@ class BatchedTransition(Protocol):
         """Of one row."""
 
     @property
-    def action_space(self) -> Discrete:
+    def action_space(self) -> Discrete | Text:
         """Of one row."""
 
     @property
@@ -50,12 +50,12 @@ class BatchedTransition(Protocol):
         """Start an episode in `rows`, with the tasks given or drawn; returns the info."""
 
     def step_rows(
-        self, rows: IntArray, random: RowRandom, actions: IntArray
+        self, rows: IntArray, random: RowRandom, actions: NDArray[Any]
     ) -> tuple[FloatArray, BoolArray, RowInfo]:
-        """Step `rows`, whose episodes run and whose actions are valid.
+        """Step `rows`, whose episodes run and whose actions are valid: integers [k], or objects [k] of texts.
 
         Returns rewards [k], terminated [k], info.
         """
 
-    def observe(self, rows: IntArray) -> NDArray[Any]:
-        """The observations of `rows`, [k, ...], of exactly the space's dtype."""
+    def observe(self, rows: IntArray) -> NDArray[Any] | tuple[str, ...]:
+        """The observations of `rows`, [k, ...], of exactly the space's dtype; a tuple of k, if texts."""

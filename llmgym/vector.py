@@ -105,7 +105,7 @@ class BatchVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         *,
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
+    ) -> tuple[NDArray[Any] | tuple[str, ...], dict[str, Any]]:
         """Start episodes in all rows, or in those of a mask.
 
         Args:
@@ -148,15 +148,15 @@ class BatchVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def step(
         self, actions: Any
-    ) -> tuple[NDArray[Any], FloatArray, BoolArray, BoolArray, dict[str, Any]]:
+    ) -> tuple[NDArray[Any] | tuple[str, ...], FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Step every row whose episode runs; finished rows are treated as the mode says.
 
         Args:
-            actions: integers [N]; entries of finished rows are ignored.
+            actions: integers [N], or N texts; entries of finished rows are ignored.
 
         Returns:
-            observations [N, ...], rewards [N], terminated [N], truncated [N] (all False: limits
-            are set from outside), info.
+            observations [N, ...] (a tuple of N, if texts), rewards [N], terminated [N],
+            truncated [N] (all False: limits are set from outside), info.
 
         Raises:
             ResetNeeded: before the first reset.

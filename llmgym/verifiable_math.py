@@ -100,7 +100,7 @@ class VerifiableMathEnv(TokenGenerationEnv):
     ## Arguments
     | argument | default | meaning |
     |---|---|---|
-    | ``task`` | "arithmetic" | the name of a task, or a `llmgym.tasks.problems.MathTask` of one's own |
+    | ``task`` | "arithmetic" | "arithmetic", "gsm8k", "reasoning_gym:NAME", or a `llmgym.tasks.problems.MathTask` of one's own |
     | ``split`` | "train" | "train", "validation" or "held_out"; no two have a problem in common |
     | ``n_train`` | None | use so many problems of the train split only, drawn by `task_seed`; other splits are always whole |
     | ``task_seed`` | 0 | of the problems that are drawn. Whatever the seeds, no problem of one split is in another |

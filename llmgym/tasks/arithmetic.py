@@ -1,14 +1,20 @@
 """Arithmetic on whole numbers: "12+34=" and its answer."""
 
 import re
+from collections.abc import Sequence
 from itertools import product
 from random import Random
 
+import numpy as np
+
 from llmgym.checks import check_count
-from llmgym.tasks.problems import MathTask, Problem, as_written, in_splits
+from llmgym.tasks.problems import Marks, MathTask, Problem, as_written, in_splits, mark_answers
+from llmgym.token_rewards import STATUS_DTYPE
 
 OPERATIONS = "+-*"
 MAX_DIGITS = 18
+FORMULA = re.compile("[-+*=0-9 ]*")
+NUMBER = re.compile("(?:.*=)? *([-+]?[0-9]{1,400}) *")
 
 
 def arithmetic(
@@ -28,6 +34,8 @@ def arithmetic(
     **Splits** (70% train, 10% validation, 20% held-out, in expectation) go by a hash of the problem with
     its terms and factors sorted. So "34+12=" is where "12+34=" is, and no split of any seed has a problem,
     in whatever order, that another split has. ("12-34=" and "34-12=" are two problems.)
+
+    **Marks** are those of `mark_numbers`.
 
     Args:
         operations: those that occur, a choice of "+-*".
@@ -64,7 +72,32 @@ def arithmetic(
         (_key(expression), _problem(expression, reverse_digits)) for expression in expressions
     )
     read = reverse_numerals if reverse_digits else as_written
-    return MathTask("arithmetic", train, validation, held_out, read=read)
+    return MathTask("arithmetic", train, validation, held_out, mark_numbers, read)
+
+
+def mark_numbers(problems: Sequence[Problem], responses: Sequence[str]) -> Marks:
+    """Mark N responses to arithmetic problems, 1 or 0.
+
+    A response of nothing but digits, signs and blanks must be a number, or end with one behind "=" that
+    closes it: "46", "046", "+46" and "12+34=46" are right for 46; "46+", "4+42" and "46=" are not, and say
+    "unparsed". Any other response is prose, and marked by `mark_answers`. What a policy over the task's
+    own characters writes at random thus needs no grammar for formulas, and is not repaired either.
+    """
+    scores, status = np.zeros(len(problems)), np.full(len(problems), "scored", STATUS_DTYPE)
+    prose = []
+    for row, (problem, response) in enumerate(zip(problems, responses, strict=True)):
+        if not FORMULA.fullmatch(response):
+            prose.append(row)
+            continue
+        number = NUMBER.fullmatch(response)
+        if number is None:
+            status[row] = "unparsed"
+        else:
+            scores[row] = int(number[1]) == int(problem.truth)
+    if prose:
+        marks = mark_answers([problems[row] for row in prose], [responses[row] for row in prose])
+        scores[prose], status[prose] = marks.score, marks.status
+    return Marks(scores, status)
 
 
 def reverse_numerals(text: str) -> str:

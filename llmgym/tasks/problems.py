@@ -34,14 +34,14 @@ class Problem:
     """One problem.
 
     prompt: what the solver reads.
-    truth: the true answer alone.
-    solution: a right response in full, which supervised fine-tuning can be given.
+    truth: the true answer alone; "" where the task's own scorer can do without.
+    solution: a right response in full, which supervised fine-tuning can be given; None where none is known.
     entry: the problem as its library has it, where its scorer needs that.
     """
 
     prompt: str
     truth: str
-    solution: str
+    solution: str | None
     entry: Mapping[str, Any] | None = None
 
 
@@ -120,15 +120,16 @@ class MathTask:
         """The reward of N responses to N problems; the prompts' own text is never looked at.
 
         The components are `strict`, the score of `mark`, and `lenient`, which is 1 where the true answer
-        occurs anywhere in the response: in a list of guesses, or in a longer number. `verifier` says which
+        occurs anywhere in the response: in a list of guesses, or in a longer number (where no true answer is
+        known, it is `strict`). `verifier` says which
         of them is paid; a policy that is paid for the lenient one can be caught at it by the other.
         """
         check_name("verifier", verifier, VERIFIERS)
         read = [self.read(response) for response in responses]
         marks = self.mark(problems, read)
         lenient = [
-            float(_plain(problem.truth) in _plain(text))
-            for problem, text in zip(problems, read, strict=True)
+            float(_plain(problem.truth) in _plain(text)) if problem.truth else score
+            for problem, text, score in zip(problems, read, marks.score.tolist(), strict=True)
         ]
         components = {"strict": marks.score, "lenient": np.array(lenient)}
         return Scores(components[verifier], components, marks.status)
@@ -139,12 +140,19 @@ class MathTask:
 
     def characters(self) -> str:
         """Every character of the prompts, solutions and truths of all splits, sorted."""
-        texts = ((problem.prompt, problem.solution, problem.truth) for problem in self.all_problems())
-        return "".join(sorted({character for parts in texts for part in parts for character in part}))
+        found: set[str] = set()
+        for problem in self.all_problems():
+            found.update(problem.prompt, problem.truth, problem.solution or "")
+        return "".join(sorted(found))
 
 
 def _plain(text: str) -> str:
     return text.replace(",", "")  # 1,000 is 1000
+
+
+def same_words(text: str) -> str:
+    """What two texts have in common that differ in blanks and capitals only."""
+    return " ".join(text.lower().split())
 
 
 def split_of(key: str) -> str:
@@ -158,12 +166,14 @@ def split_of(key: str) -> str:
     return "held_out" if number < VALIDATION_SHARE + HELD_OUT_SHARE else "train"
 
 
-def in_splits(keyed: Iterable[tuple[str, Problem]]) -> list[list[Problem]]:
-    """The problems of each of SPLITS, in its order; `split_of` the key of each decides."""
+def in_splits(
+    keyed: Iterable[tuple[str, Problem]],
+) -> tuple[list[Problem], list[Problem], list[Problem]]:
+    """The problems of "train", "validation" and "held_out"; `split_of` the key of each decides."""
     splits: dict[str, list[Problem]] = {name: [] for name in SPLITS}
     for key, problem in keyed:
         splits[split_of(key)].append(problem)
-    return [splits[name] for name in SPLITS]
+    return splits["train"], splits["validation"], splits["held_out"]
 
 
 def draw_problems(problems: Sequence[Problem], n: int | None, seed: int, field: str) -> Sequence[Problem]:

@@ -11,6 +11,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from gymnasium.utils.env_checker import data_equivalence
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
@@ -19,6 +20,7 @@ import llmgym
 from llmgym.registration import ENVIRONMENTS, register_environments
 
 IDS = [environment.id for environment in ENVIRONMENTS]
+IDS_FOR_SB3 = [env_id for env_id in IDS if env_id != "MathText-v0"]  # SB3 knows no Text spaces
 
 
 def run_python(code: str) -> str:
@@ -40,7 +42,7 @@ def test_gymnasium_checker_has_no_complaint(env_id):
         gymnasium_check_env(gym.make(env_id).unwrapped)
 
 
-@pytest.mark.parametrize("env_id", IDS)
+@pytest.mark.parametrize("env_id", IDS_FOR_SB3)
 def test_sb3_checker_has_no_complaint(env_id):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -59,7 +61,8 @@ def test_native_vector_environment_is_what_make_vec_makes(env_id):
     assert env.single_action_space == single.action_space
     observations, _ = env.reset(seed=0)
     assert observations in env.observation_space
-    assert observations.dtype == env.observation_space.dtype
+    if not isinstance(single.observation_space, Text):
+        assert observations.dtype == env.observation_space.dtype
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -73,7 +76,8 @@ def test_api_shapes(env_id):
     observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
     assert (type(reward), type(terminated), type(truncated)) == (float, bool, bool)
     assert type(info) is dict and observation in env.observation_space
-    assert observation.dtype == env.observation_space.dtype
+    kind = type(observation) if isinstance(observation, str) else observation.dtype
+    assert kind == env.observation_space.dtype
 
 
 @pytest.mark.parametrize("env_id", IDS)
@@ -81,11 +85,11 @@ def test_action_space_has_its_own_seed(env_id):
     """env.reset(seed=s) does not seed action_space.sample(); action_space.seed(s) does."""
     env = gym.make(env_id)
 
-    def sample(seed_actions: bool) -> list[int]:
+    def sample(seed_actions: bool) -> list[str]:
         env.reset(seed=5)
         if seed_actions:
             env.action_space.seed(5)
-        return [int(env.action_space.sample()) for _ in range(20)]
+        return [str(env.action_space.sample()) for _ in range(20)]
 
     assert sample(True) == sample(True)
     assert sample(False) != sample(False)
@@ -96,7 +100,8 @@ def test_factory_survives_cloudpickle(env_id):
     factory = cloudpickle.loads(cloudpickle.dumps(lambda: gym.make(env_id)))
     ours, theirs = gym.make(env_id), factory()
     assert data_equivalence(ours.reset(seed=3), theirs.reset(seed=3))
-    assert data_equivalence(ours.step(1), theirs.step(1))
+    action = ours.action_space.sample()
+    assert data_equivalence(ours.step(action), theirs.step(action))
 
 
 def test_registering_again_is_silent_and_changes_nothing():
