@@ -18,7 +18,9 @@ DECIMAL = rf"(?:{GROUPED}|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 PLAIN = re.compile(rf"([-+]?) ?((?:{GROUPED}|[0-9]+)?)(?:\.([0-9]*))?")
 SIGNED = re.compile(rf"(?P<sign>[-+]?) ?(?P<money>[$€£¥₹]?) ?(?P<inner>[-+]?) ?(?P<number>{DECIMAL})")
 SCIENTIFIC = re.compile(r"\s?[eE]([-+]?[0-9]+)(?![0-9A-Za-z.])")
-TIMES_POWER = re.compile(r"\s*[*xX]\s*10\s*\^\s*(?:\{\s*([-+]?\s*[0-9]+)\s*\}|([-+]?[0-9]+)|\(([-+]?[0-9]+)\))")
+TIMES_POWER = re.compile(
+    r"\s*[*xX]\s*10\s*\^\s*(?:\{\s*([-+]?\s*[0-9]+)\s*\}|([-+]?[0-9]+)|\(([-+]?[0-9]+)\))"
+)
 FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 FACTOR = re.compile(r"\s*(" + "|".join(FACTORS) + r")s?\b", re.IGNORECASE)
 FRACTION = re.compile(r"[-+]? ?(?:[0-9]+ (?:and )?)?[0-9]+ ?/ ?[0-9]+(?=[ {])")
@@ -32,7 +34,7 @@ FRACTION_DIGIT = re.compile(r"\s*([0-9])")
 class Number:
     """A rational number as it was written.
 
-    value: the Fraction, or the digits as a canonical string where there are more than MAX_DIGITS.
+    value: the Fraction, or the digits as a canonical string of a decimal longer than MAX_CHARS.
     worked_out: whether it is a value (a decimal, fraction, mixed number, power) and no sum or product.
     """
 
@@ -130,9 +132,7 @@ def parse_quantity(text: str) -> Number | None:
         return None
     if "-" in (match["sign"], match["inner"]) and key != "0":
         key = f"-{key}"
-    value: Fraction | str = key
-    if exponent or len(key) <= MAX_DIGITS:
-        value = to_fraction(key) * Fraction(10) ** exponent
+    value = to_fraction(key) * Fraction(10) ** exponent
     return Number(value, found is not None, match["money"] or unit)
 
 

@@ -1,9 +1,9 @@
 """Rewards for the form of a response: tags, where the answer stands, length.
 
 A component is any function from a text to a number. `required_tags`, `answer_form` and `overlong` make such
-functions; `score_format` applies several to a batch, weighted, and reports each. They see the response alone:
-a form that only the prompt has earns nothing. None of them looks at whether the answer is right, so that a weight
-near that of correctness invites well-formed nonsense.
+functions; `score_format` applies several to a batch, weighted, and reports each. They see the response
+alone: a form that only the prompt has earns nothing. None of them looks at whether the answer is right, so
+that a weight near that of correctness invites well-formed nonsense.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Component = Callable[[str], float]
 
 ANSWER_FORMS = ("boxed", "hash", "tag")
 TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])")
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 HASH = re.compile(r"(?m)^#### ?(?=[^\s#])")
 
 
@@ -41,9 +41,9 @@ class FormatScores:
 def required_tags(*names: str) -> Component:
     """1 for a response that consists of these elements in this order and of nothing else, else 0.
 
-    ``required_tags("think", "answer")`` wants ``<think>...</think> <answer>...</answer>``: each tag exactly once,
-    something in each element, only blanks around and between them. Raises ValueError for no name or a name that
-    is none.
+    ``required_tags("think", "answer")`` wants ``<think>...</think> <answer>...</answer>``: each tag exactly
+    once, something in each element, only blanks around and between them. Raises ValueError for no name or a
+    name that is none.
     """
     if not names or not all(TAG_NAME.fullmatch(name) for name in names) or len(set(names)) < len(names):
         raise ValueError(f"names: got {names!r}; allowed: different tag names such as 'think', 'answer'")
@@ -97,8 +97,8 @@ def states_an_answer(response: str) -> float:
 def overlong(max_length: int, buffer: int, length: Callable[[str], int] = len) -> Component:
     """0 up to ``max_length - buffer``, from there linearly down to -1 at `max_length` and beyond.
 
-    The soft overlong punishment of Yu et al., "DAPO" (2025), equation 13. `length` counts a response: characters
-    by default, or a tokenizer's tokens. Raises ValueError where not 1 <= buffer <= max_length.
+    The soft overlong punishment of Yu et al., "DAPO" (2025), equation 13. `length` counts a response:
+    characters by default, or a tokenizer's tokens. Raises ValueError where not 1 <= buffer <= max_length.
     """
     check_count("max_length", max_length)
     if not check_count("buffer", buffer) <= max_length:
@@ -115,7 +115,8 @@ def score_format(
 ) -> FormatScores:
     """Every component of N responses, and their weighted sum (weight 1 where none is given).
 
-    Raises ValueError for no component, for a weight without component or a weight or score that is not finite.
+    Raises ValueError for no component, for a weight without component or a weight or score that is not
+    finite.
     """
     if not components:
         raise ValueError("components: got none; allowed: at least one, {name: function of a response}")

@@ -1,28 +1,30 @@
 """Whether a response states the right answer to a problem of mathematics.
 
-`extract` finds the answer (its rules: llmgym/verifiers/extract.py), `is_correct` grades one response and `grade`
-a batch. Two stages: numbers, and lists, tuples, intervals and sets of them, are compared in plain Python as
-fractions; expressions (roots, pi, variables, matrices) by sympy behind math-verify's LaTeX grammar, in worker
-processes that are killed when their time is up (llmgym/verifiers/pool.py). The second stage needs the extra
-``llm`` (``pip install llmgym[llm]``). Nothing is evaluated as code, nothing is remembered between rows, no signal
-is set in the calling process, and any thread may call.
+`extract` finds the answer (its rules: llmgym/verifiers/extract.py), `is_correct` grades one response and
+`grade` a batch. Two stages: numbers, and lists, tuples, intervals and sets of them, are compared in plain
+Python as fractions; expressions (roots, pi, variables, matrices) by sympy behind math-verify's LaTeX
+grammar, in worker processes that are killed when their time is up (llmgym/verifiers/pool.py). The second
+stage needs the extra ``llm`` (``pip install llmgym[llm]``). Nothing is evaluated as code, nothing is
+remembered between rows, no signal is set in the calling process, and any thread may call.
 
 Conventions
 -----------
-tolerance      none: numbers are equal as fractions. 0.333 is not 1/3, 3.14 is not pi, 1000000.4 is not 1000000.
+tolerance      none: numbers are equal as fractions. 0.333 is not 1/3, 3.14 is not pi, 1000000.4 is not
+               1000000.
 percent        where only one side has a percent sign, 35% is both 35 and 0.35; 35 is not 0.35.
-units          two known units must be the same ("12 cm" is not "12 m", nothing is converted: "50 cents" is 50, not
-               0.5 dollars); a unit on one side alone, and any other words behind a number, are ignored. A single
-               letter glued to a number is a variable. thousand, million, billion and trillion multiply.
+units          two known units must be the same ("12 cm" is not "12 m", nothing is converted: "50 cents" is
+               50, not 0.5 dollars); a unit on one side alone, and any other words behind a number, are
+               ignored. A single letter glued to a number is a variable. thousand, million, billion and
+               trillion multiply.
 separators     1,234 and 1 234 (one blank, groups of exactly three digits), LaTeX's 1{,}234 and 1\\,234, and
-               1,23,456 as written in India are numbers; 3,5 and 1,23 are lists. The point is the decimal sign.
-               1_000 is no number.
-worked out     a sum, difference or product of numbers is no answer where the truth is a number: else the question
-               "118 + 45?" would be its own answer. Fractions (6/8 is 3/4), mixed numbers, powers, roots and
-               powers of ten are. Behind "=" the last member counts: "118+45=163" is 163.
+               1,23,456 as written in India are numbers; 3,5 and 1,23 are lists. The point is the decimal
+               sign. 1_000 is no number.
+worked out     a sum, difference or product of numbers is no answer where the truth is a number: else the
+               question "118 + 45?" would be its own answer. Fractions (6/8 is 3/4), mixed numbers, powers,
+               roots and powers of ten are. Behind "=" the last member counts: "118+45=163" is 163.
 ranges         3-5 is a range, not -2.
-lists          2, 3 and 3, 2 and {2,3} are the same; (2,3) is a pair or interval and is not. A choice ("3 or 5",
-               "1, 2, 3") is a list, wrong where one number was asked for.
+lists          2, 3 and 3, 2 and {2,3} are the same; (2,3) is a pair or interval and is not. A choice ("3 or
+               5", "1, 2, 3") is a list, wrong where one number was asked for.
 plus-minus     \\pm 7 is the list 7, -7.
 names          x = 5 is 5; x = 5 is not y = 5. x < 9 is (-\\infty, 9). Equations are equal up to a factor.
 approximation  of "a \\approx b" a counts.
@@ -41,7 +43,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmgym.verifiers.compare import Parsed, is_gradable, is_small, parse, same, separates
+from llmgym.verifiers.answers import Parsed, parse
+from llmgym.verifiers.compare import is_gradable, is_small, same, separates
 from llmgym.verifiers.exact import canonical, decimal_key
 from llmgym.verifiers.extract import MAX_RESPONSE, RUN_ON_HEADS, answer_text
 from llmgym.verifiers.normalise import OverLimits
@@ -51,16 +54,18 @@ TIME_LIMIT = 1.0
 PENDING = "pending"
 # A last line that is a marker and a plain number: nearly every response of a trained model. The rest goes the
 # general way, with the same result.
-PLAIN_LINE = re.compile(r"(?:####|A:) ?(\$?(-?)([0-9]{1,3}(?:,[0-9]{3}){1,9}|[0-9]{1,40})(?:\.([0-9]{1,40}))?)")
+PLAIN_LINE = re.compile(
+    r"(?:####|A:) ?(\$?(-?)([0-9]{1,3}(?:,[0-9]{3}){1,9}|[0-9]{1,40})(?:\.([0-9]{1,40}))?)"
+)
 
 
 @dataclass(frozen=True)
 class Grades:
     """The grades of N responses.
 
-    score: float64 ``[N]``, 1 for a correct answer, else 0.
-    answers: the extracted answers ``[N]`` as written, None where there is none.
-    status: ``[N]`` strings out of STATUSES. "unparsable_truth" (no response can be graded against this truth),
+    score: float64 ``[N]``, 1 for a correct answer, else 0. answers: the extracted answers ``[N]`` as
+    written, None where there is none. status: ``[N]`` strings out of STATUSES. "unparsable_truth" (no
+    response can be graded against this truth),
         "over_limits", "timed_out" and "needs_extra" (an expression, and sympy is not installed) say that no
         comparison was made: their score of 0 is no statement about the answer.
     """
@@ -144,9 +149,7 @@ def grade(responses: Sequence[str], truths: Sequence[str], time_limit: float = T
 def _needs_reading(response: str) -> bool:
     """Whether anything before the last line can matter to the answer: see extract.py, rules 1 and 2."""
     return (
-        len(response) > MAX_RESPONSE
-        or "think>" in response
-        or any(head in response for head in RUN_ON_HEADS)
+        len(response) > MAX_RESPONSE or "think>" in response or any(head in response for head in RUN_ON_HEADS)
     )
 
 

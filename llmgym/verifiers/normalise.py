@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-MAX_CHARS = 10_000  # of one answer
+MAX_CHARS = 500  # of one answer, unless it is a plain decimal number
+MAX_PLAIN = 10_000  # digits of a plain decimal number, which is compared and not calculated with
 MAX_NESTING = 20  # of brackets, and of roots and fractions
 MAX_DIGITS = 1_000  # of a number that is calculated with
 MAX_EXPONENT = 1_000  # of scientific notation
@@ -26,7 +27,9 @@ SIGNS = str.maketrans(
         **dict.fromkeys("−–—‐‑‒﹣－", "-"),
         **dict.fromkeys("×✕✖·⋅∙∗", "*"),
         **dict.fromkeys("÷∕⁄／", "/"),
-        **dict.fromkeys("\u00a0\u1680\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
+        **dict.fromkeys(
+            "\u00a0\u1680\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "
+        ),
         **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
         **{chr(code): "" for code in (*range(9), *range(14, 32), 127)},
         **dict.fromkeys("’‘′", "'"),
@@ -123,7 +126,7 @@ def check_nesting(text: str) -> None:
 def normalise(text: str) -> str:
     """The plain spelling of an answer, without blanks at its ends. Raises OverLimits."""
     if len(text) > MAX_CHARS:
-        raise OverLimits(f"an answer of {len(text)} characters; at most {MAX_CHARS} are read")
+        raise OverLimits(f"an answer of {len(text)} characters; allowed: at most {MAX_CHARS}")
     if not text.isascii():
         text = SUPERSCRIPT.sub(lambda m: "^{" + "".join(SUPERSCRIPTS[c] for c in m.group()) + "}", text)
         text = text.translate(SIGNS)

@@ -1,9 +1,9 @@
 """Worker processes for expressions, from the caller's side.
 
-The workers are new interpreters (no fork of the caller, so its threads, locks and accelerators are left alone),
-started when the first expression is met and closed at exit. They are plain subprocesses, so that a caller which is
-itself a worker (even a daemonic one) can have them, and no signals are used here: a worker's own timer ends a job,
-and one that is not heard of `GRACE` seconds later is killed and replaced.
+The workers are new interpreters (no fork of the caller, so its threads, locks and accelerators are left
+alone), started when the first expression is met and closed at exit. They are plain subprocesses, so that a
+caller which is itself a worker (even a daemonic one) can have them, and no signals are used here: a
+worker's own timer ends a job, and one that is not heard of `GRACE` seconds later is killed and replaced.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ class Pool:
                     if not isinstance(error, WorkerDied):
                         raise
                     if not worker.ready:
-                        raise RuntimeError(f"the process for expressions failed: {' '.join(COMMAND)}") from error
+                        raise RuntimeError(
+                            f"the process for expressions failed: {' '.join(COMMAND)}"
+                        ) from error
                     if isinstance(error, WorkerSilent):
                         return "timed_out"
                     if last_try:
@@ -189,7 +191,8 @@ def grade_expressions(pairs: Sequence[tuple[str, str]], seconds: float) -> list[
     if absent:
         if not _warned:
             warnings.warn(
-                f"answers that are expressions need {' and '.join(absent)}: pip install llmgym[llm]", stacklevel=3
+                f"answers that are expressions need {' and '.join(absent)}: pip install llmgym[llm]",
+                stacklevel=3,
             )
             _warned = True
         return ["needs_extra"] * len(pairs)

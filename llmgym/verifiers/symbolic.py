@@ -1,7 +1,9 @@
-"""Whether two expressions are the same, by sympy. Imported in worker processes only: it takes seconds to load.
+"""Whether two expressions are the same, by sympy. Imported in worker processes only: it takes seconds to
+load.
 
-The LaTeX grammar is math-verify's (latex2sympy2_extended, an ANTLR parser: text is never evaluated as Python). The
-comparison is our own, because math-verify's rounds to six decimals: here equality has to be proven.
+The LaTeX grammar is math-verify's (latex2sympy2_extended, an ANTLR parser: text is never evaluated as
+Python). The comparison is our own, because math-verify's rounds to six decimals: here equality has to be
+proven.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from llmgym.verifiers.compare import MAX_EXPRESSION, Equation, Expression, Number, Parsed
-from llmgym.verifiers.exact import MAX_DIGITS
+from llmgym.verifiers.answers import Equation, Expression, Parsed
+from llmgym.verifiers.compare import MAX_EXPRESSION
+from llmgym.verifiers.exact import MAX_DIGITS, Number
 from llmgym.verifiers.normalise import OverLimits
 
 LATEX = {"∞": r"\infty ", "*": r" \cdot "}
@@ -84,7 +87,8 @@ def same_equation(a: sympy.Expr, b: sympy.Expr) -> bool:
 
 
 def differ_somewhere(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether a and b have clearly different values at one point: quick, and settles nearly every wrong answer."""
+    """Whether a and b have clearly different values at one point: quick, and settles nearly every wrong
+    answer."""
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     point = {name: sympy.Rational(97 + 20 * i, 89) for i, name in enumerate(names)}
     left, right = (expression.subs(point).evalf(30) for expression in (a, b))

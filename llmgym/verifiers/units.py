@@ -6,7 +6,7 @@ import re
 
 # Names of one unit, the first being how it is compared. Anything else behind a number is a remark.
 NAMES = (
-    "$ dollar dollars usd buck bucks", "€ euro euros eur", "£ gbp quid", "¥ yen jpy yuan rmb", "₹ rupee rupees inr",
+    "$ dollar dollars usd buck bucks", "€ euro euros eur", "£ gbp quid", "¥ yen jpy", "₹ rupee rupees inr",
     "cent cents c ¢", "mm millimeter millimeters millimetre millimetres",
     "cm centimeter centimeters centimetre centimetres", "m meter meters metre metres",
     "km kilometer kilometers kilometre kilometres", "inch inches in", "foot feet ft", "yard yards yd",
@@ -19,10 +19,19 @@ NAMES = (
 )  # fmt: skip
 UNITS = {name: names.split()[0] for names in NAMES for name in names.split()}
 # Words that make "5 WORD" another number, a choice between numbers, or a denial.
-NO_REMARK = frozenset(
-    ["e", "i", "pi", "x", "or", "to", "plus", "minus", "times", "over", "sqrt", "root", "log", "ln", "sin", "cos", "tan", "inf", "infinity", "nan", "squared", "cubed", "half", "halves", "third", "thirds", "fourth", "fourths", "fifth", "fifths", "tenth", "tenths", "hundredth", "hundredths", "factorial", "mod", "point", "negative", "not", "no", "wrong", "incorrect", "isn't", "never", "except", "without", "hundred", "thousand", "million", "billion", "trillion"]
+NO_REMARK = {
+    word
+    for words in (
+        "e i pi x or to plus minus times over sqrt root log ln sin cos tan inf infinity nan squared cubed",
+        "half halves third thirds fourth fourths fifth fifths tenth tenths hundredth hundredths factorial mod",
+        "point negative not no wrong incorrect isn't never except without",
+        "hundred thousand million billion trillion",
+    )
+    for word in words.split()
+}
+UNIT = re.compile(
+    r"(?:square|sq\.?|cubic) +([a-z]+)|([a-z]+|[$€£¥₹¢°])(?: ?\^ ?\{? ?([0-9]) ?\}?)?", re.IGNORECASE
 )
-UNIT = re.compile(r"(?:square|sq\.?|cubic) +([a-z]+)|([a-z]+|[$€£¥₹¢°])(?: ?\^ ?\{? ?([0-9]) ?\}?)?", re.IGNORECASE)
 WORD = re.compile(r"[^\W\d_]+(?:'[a-z]+)?")
 REMARK_CHARS = re.compile(r"(?:[^\W\d_]|[ .,!?;:'\"/()*-])*")
 POWER = re.compile(r"\^ ?\{? ?[23] ?\}?")

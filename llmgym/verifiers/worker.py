@@ -1,10 +1,10 @@
 """The process that asks sympy: run by llmgym/verifiers/pool.py as ``python -m llmgym.verifiers.worker``.
 
-It imports sympy once and then forks itself (it has one thread, so that is safe): the child reads one job per line
-from standard input, ``{"answer", "truth", "seconds"}``, and writes one line, the status. Before each job the child
-starts a timer whose signal ends it; the parent sees that, writes "timed_out" in its place and forks again, which
-costs milliseconds where a new interpreter with sympy costs seconds. Address space is limited for both. When
-standard input closes both end.
+It imports sympy once and then forks itself (it has one thread, so that is safe): the child reads one job
+per line from standard input, ``{"answer", "truth", "seconds"}``, and writes one line, the status. Before
+each job the child starts a timer whose signal ends it; the parent sees that, writes "timed_out" in its
+place and forks again, which costs milliseconds where a new interpreter with sympy costs seconds. Address
+space is limited for both. When standard input closes both end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import resource
 import signal
 import sys
 
-from llmgym.verifiers.compare import parse, same, separates
+from llmgym.verifiers.answers import parse
+from llmgym.verifiers.compare import same, separates
 from llmgym.verifiers.normalise import OverLimits
 
 MEMORY = 2 * 2**30  # bytes of address space

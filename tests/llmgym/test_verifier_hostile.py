@@ -1,4 +1,5 @@
-"""Answers that attack the grader: code, hangs, depth, memory. Everything runs in a limited process of its own."""
+"""Answers that attack the grader: code, hangs, depth, memory. Everything runs in a limited process of its
+own."""
 
 import json
 import subprocess
@@ -69,7 +70,8 @@ LONG = [
     "#### 1/3" + "/3" * 3_000,
 ]
 
-# The child has 2 GB and 30 s of processor time; every attempt to run, compile or write while grading is reported.
+# The child has 2 GB and 30 s of processor time; every attempt to run, compile or write while grading is
+# reported.
 CHILD = textwrap.dedent(
     """
     import json, resource, sys, time

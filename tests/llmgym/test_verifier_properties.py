@@ -11,11 +11,11 @@ from llmgym.verifiers.math import STATUSES, _grade_one, grade
 
 PIECES = st.sampled_from(
     [
-        "####", "\\boxed{", "}", "{", "A:", "The answer is ", "answer:", "-", "−", "$", "%", "\\frac", "(", ")",
-        "[", "]", "^", "**", "*", "+", "/", "=", "<", "x", "\\pi", "\\sqrt", " ", "\n", ", ", ",", ".", " or ",
-        "not ", " cm", "\\text{", "½", "²", "\\pm", "∞", "\\cup", "\\{", "\\}", "_", "|", "!", ":", "<think>",
-        "</think>", "<<", ">>", "Question:", "\ud800", "\0", "１", "٣", "million", "°", "\\", "e", "e999", "/0",
-        "nan", "\\overline{", "0", "7", "12", "1,234", "1 000", "3.50",
+        "####", "\\boxed{", "}", "{", "A:", "The answer is ", "answer:", "-", "−", "$", "%", "\\frac", "(",
+        ")", "[", "]", "^", "**", "*", "+", "/", "=", "<", "x", "\\pi", "\\sqrt", " ", "\n", ", ", ",", ".",
+        " or ", "not ", " cm", "\\text{", "½", "²", "\\pm", "∞", "\\cup", "\\{", "\\}", "_", "|", "!", ":",
+        "<think>", "</think>", "<<", ">>", "Question:", "\ud800", "\0", "１", "٣", "million", "°", "\\", "e",
+        "e999", "/0", "nan", "\\overline{", "0", "7", "12", "1,234", "1 000", "3.50",
     ]
 )  # fmt: skip
 TEXTS = st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join)

@@ -4,7 +4,7 @@
 ROWS: list[tuple[str, str, int]] = [
     ("#### 42\nand the reasoning above confirms this.", "42", 1),
     (
-        "2+40=42\n#### 42\n and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent. and the reasoning above confirms this result is consistent.",
+        "2+40=42\n#### 42\n" + 8 * " and the reasoning above confirms this result is consistent.",
         "42",
         1,
     ),
