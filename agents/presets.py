@@ -23,10 +23,13 @@ class Preset:
     config: dict[str, Any] = field(default_factory=dict)
 
 
+NOT_TESTED = "read from source, not tested against it"
+
 PRESETS: dict[str, Preset] = {
     "deepseekmath": Preset(
         "Shao et al., DeepSeekMath (arXiv 2402.03300v3), eq. 3 and 4, section 4.2: beta 0.04, one step per "
-        "rollout. The paper does not say which standard deviation; the sample one is torch.std's",
+        "rollout, where every ratio is 1 and the clip range (which it does not state) has no effect. Nor "
+        "does it say which standard deviation: here the sample one, which is torch.std's, plus 1e-4",
         "against TRL's loss_type='grpo' with the same beta",
         {"scale_rewards": "group", "loss_type": "grpo", "epsilon": 0.2, "beta": 0.04, "kl_in": "loss",
          "kl_estimator": "k3", "num_iterations": 1},
@@ -35,7 +38,8 @@ PRESETS: dict[str, Preset] = {
         "TRL 1.16.0, GRPOConfig's defaults",
         "against TRL",
         {"scale_rewards": "group", "std": "sample", "std_eps": 1e-4, "loss_type": "dapo", "epsilon": 0.2,
-         "beta": 0.0, "num_iterations": 1},
+         "beta": 0.0, "kl_in": "loss", "kl_estimator": "k3", "use_bias_correction_kl": True,
+         "num_iterations": 1},
     ),
     "dr-grpo": Preset(
         "Liu et al., Understanding R1-Zero-Like Training (arXiv 2503.20783v2), section 3.2: no deviation, "
@@ -45,8 +49,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "dapo": Preset(
         "Yu et al., DAPO (arXiv 2503.14476v2), eq. 8 to 12 and section 4.1: clip-higher 0.2 and 0.28, "
-        "dynamic sampling, token mean, no KL, overlong filtering (its soft length penalty is part of a "
-        "reward, and so the environment's matter)",
+        "dynamic sampling, token mean (of a group in eq. 8; of a batch in its code, and here), no KL, "
+        "overlong filtering (its soft length penalty is part of a reward, and so the environment's matter)",
         "the loss against TRL's loss_type='dapo'",
         {"scale_rewards": "group", "loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0,
          "dynamic_sampling": True, "mask_truncated_completions": True},
@@ -57,6 +61,24 @@ PRESETS: dict[str, Preset] = {
         "against TRL's importance_sampling_level='sequence' with loss_type='grpo'",
         {"scale_rewards": "group", "loss_type": "grpo", "importance_sampling_level": "sequence",
          "epsilon": 3e-4, "epsilon_high": 4e-4, "beta": 0.0},
+    ),
+    "verl": Preset(
+        "verl, main branch at commit 018f23b5 (verl/trainer/ppo/core_algos.py, "
+        "verl/trainer/config/actor/actor.yaml) with what its docs/algo/grpo.md sets for GRPO: sample "
+        "deviation plus 1e-6, token mean over each minibatch, dual clip at 3, k3 in the loss with 0.001. "
+        "Not here: its bounds of the log-ratio (20) and of the KL of a step (10)",
+        NOT_TESTED,
+        {"scale_rewards": "group", "std": "sample", "std_eps": 1e-6, "loss_type": "bnpo", "epsilon": 0.2,
+         "delta": 3.0, "beta": 0.001, "kl_in": "loss", "kl_estimator": "k3", "num_iterations": 1},
+    ),
+    "openrlhf": Preset(
+        "OpenRLHF, main branch at commits f5b3f08a (openrlhf/models/loss.py, openrlhf/cli/train_ppo_ray.py) "
+        "and 89308a0b (openrlhf/trainer/ppo_utils/experience_maker.py), advantage_estimator=group_norm with "
+        "use_kl_loss and k3 as in its script for GRPO, init_kl_coef left at 0.01: sample deviation plus "
+        "1e-9, token mean over each minibatch, no dual clip. Not here: rewards bounded to -10 and 10",
+        NOT_TESTED,
+        {"scale_rewards": "group", "std": "sample", "std_eps": 1e-9, "loss_type": "bnpo", "epsilon": 0.2,
+         "beta": 0.01, "kl_in": "loss", "kl_estimator": "k3", "num_iterations": 1},
     ),
 }
 
