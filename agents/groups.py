@@ -93,6 +93,7 @@ def group_metrics(episodes: Episodes) -> dict[str, float]:
         "group/length_mean": float(episodes.lengths.mean()),
         "group/cut": float(episodes.cut.mean()),
     }
-    if "correct" in episodes.info:
-        metrics["group/pass_rate"] = float(np.nanmean(episodes.info["correct"]))
+    correct = episodes.info.get("correct", np.zeros(0))
+    if np.isfinite(correct).any():
+        metrics["group/pass_rate"] = float(np.nanmean(correct))
     return metrics

@@ -10,6 +10,9 @@ from typing import Any
 from agents.checkpoint import checkpoints, restore_checkpoint, write_checkpoint
 from agents.metrics import TrainingLog
 
+CLIPPED_TOO_OFTEN = 0.3  # a clip fraction above which much of each rollout teaches nothing
+UPDATES_IN_A_ROW = 5
+
 
 class TrainingRun:
     """Progress, metrics and checkpoints of one ``learn`` call, used as a context manager.
@@ -47,6 +50,7 @@ class TrainingRun:
         self.start = agent.num_timesteps
         self.exact = True  # False once a resume could not restore the environment
         self._warned = False
+        self._clipped_updates = 0  # in a row, those that clipped too often
         if resume:
             self._restore()
         elif checkpoint_every is not None and run_dir is not None:
@@ -73,11 +77,29 @@ class TrainingRun:
         return self
 
     def record(self, metrics: dict[str, float]) -> None:
-        """Write the metrics of one iteration, and a checkpoint when one is due."""
+        """Write the metrics of one iteration, and a checkpoint when one is due.
+
+        Warns once a call when ``train/clip_fraction`` has stayed above 0.3 for five updates.
+        """
+        self._watch_clipping(metrics)
         step = self.agent.num_timesteps
         self._log.write(step, step - self.start, metrics)
         if self.checkpoint_every is not None and step - self._saved_at >= self.checkpoint_every:
             self._checkpoint()
+
+    def _watch_clipping(self, metrics: dict[str, float]) -> None:
+        fraction = metrics.get("train/clip_fraction", 0.0)
+        if self._clipped_updates == UPDATES_IN_A_ROW:
+            return  # it has been said
+        self._clipped_updates = self._clipped_updates + 1 if fraction > CLIPPED_TOO_OFTEN else 0
+        if self._clipped_updates == UPDATES_IN_A_ROW:
+            warnings.warn(
+                f"train/clip_fraction has been above {CLIPPED_TOO_OFTEN} for {UPDATES_IN_A_ROW} updates in a "
+                f"row (now {fraction:.2f}): the policy moves so far in an update that the clip range takes "
+                "the gradient from many samples; lower learning_rate, or take fewer steps per rollout "
+                "(n_epochs or num_iterations, or a larger batch_size)",
+                stacklevel=4,
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
