@@ -160,7 +160,7 @@ def print_hostile(console: Console, hostile: Hostile, time_limit: float) -> None
             ["clean and hostile rows", number(hostile.mixed, 3)],
             [f"twice the first, plus {hostile.n_timed_out} x {time_limit} s", number(hostile.bound, 3)],
         ],
-        caption=f"hostile rows ended as {hostile.statuses}; scores above 0: {hostile.wrong_scores}; grades of "
+        caption=f"hostile rows ended as {hostile.statuses}, {hostile.wrong_scores} with a score; grades of "
         f"the clean rows {'unchanged' if hostile.neighbours_unchanged else 'CHANGED'}",
     )
 

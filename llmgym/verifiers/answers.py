@@ -75,7 +75,7 @@ EXPRESSION = re.compile(
     r"|gamma|lambda|mu|phi|omega|sigma|delta|epsilon|overline"
     r"|begin ?\{[pbv]?matrix\}|end ?\{[pbv]?matrix\}|\\)"
     r"(?![A-Za-z])|[0-9.]++|(?<![A-Za-z])(?:sin|cos|tan|log|ln|sqrt|exp|pi)(?![A-Za-z])"
-    r"|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[-+*/^_(){}\[\]|!&∞°' ])++"
+    r"|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])|[-+*/^_(){}\[\]|!&∞° ])++"
 )
 ADJACENT = re.compile(r"(?<![_0-9])[0-9.]++ +[0-9.]|[0-9]\.[0-9]*\.|[0-9]_")
 BASE = re.compile(r"([0-9A-F]+)_ ?\{? ?([0-9]{1,2}) ?\}?")

@@ -39,11 +39,7 @@ def same(answer: Parsed, truth: Parsed, oracle: Oracle) -> bool:
     """Whether an answer says what the truth says. The oracle decides about expressions and equations."""
     if isinstance(answer, Invalid) or isinstance(truth, Invalid):
         return False
-    if (
-        isinstance(answer, Named)
-        and isinstance(truth, Equation)
-        or (isinstance(answer, Equation) and isinstance(truth, Named) and isinstance(truth.value, Expression))
-    ):
+    if are_lines(answer, truth):
         return oracle(as_equation(answer), as_equation(truth))
     if isinstance(answer, Named) or isinstance(truth, Named):
         if isinstance(answer, Named) and isinstance(truth, Named) and answer.name != truth.name:
@@ -68,6 +64,20 @@ def same(answer: Parsed, truth: Parsed, oracle: Oracle) -> bool:
     if isinstance(truth, Number) and not is_worked_out(answer):
         return False
     return oracle(answer, truth)
+
+
+def are_lines(answer: Parsed, truth: Parsed) -> bool:
+    """Whether both are equations, one or both of the kind y = 2x + 1.
+
+    x = 5 is none against another name, and 2x = 10 is not yet x = 5.
+    """
+    if isinstance(truth, Equation):
+        return isinstance(answer, Named)
+    if not (isinstance(truth, Named) and isinstance(truth.value, Expression)):
+        return False
+    if isinstance(answer, Named):
+        return answer.name != truth.name and isinstance(answer.value, Expression)
+    return isinstance(answer, Equation)
 
 
 def is_small(text: str) -> bool:

@@ -23,8 +23,8 @@ NO_REMARK = {
     word
     for words in (
         "e i pi x or to plus minus times over sqrt root log ln sin cos tan inf infinity nan squared cubed",
-        "half halves third thirds fourth fourths fifth fifths tenth tenths hundredth hundredths factorial mod",
-        "point negative not no wrong incorrect isn't never except without",
+        "half halves third thirds fourth fourths fifth fifths tenth tenths hundredth hundredths factorial",
+        "mod point negative not no wrong incorrect isn't never except without",
         "hundred thousand million billion trillion",
     )
     for word in words.split()

@@ -185,4 +185,18 @@ ROWS: list[tuple[str, str, int]] = [
     (r"So the answer is $x = \frac{1}{2}$.", "0.5", 1),
     (r"The final answer is: $\frac{3}{4}$", "3/4", 1),
     ("Therefore, x+y = 5", "5", 1),
+    # Variations that a grammar must not pass over.
+    (r"\boxed{y=x}", "x=y", 1),
+    (r"\boxed{2x=10}", "x=5", 0),
+    (r"\boxed{x=x}", "2x+y+11=0", 0),
+    (r"\boxed{2\sqrt{2}'}", r"\sqrt{8}", 0),
+    (r"\boxed{2\sqrt{2}]}", r"\sqrt{8}", 0),
+    (r"\boxed{2\sqrt{2} 5}", r"\sqrt{8}", 0),
+    (r"\boxed{\sqrt{x^2}}", "x", 0),
+    (r"\boxed{\sin^2 x+\cos^2 x+x}", "x+1", 1),
+    (r"\boxed{1.4142135623730950488016887242097}", r"\sqrt{2}", 0),
+    (r"\boxed{\frac{0}{0}}", r"\sqrt{2}", 0),
+    ("#### 0x10", "16", 0),
+    ("#### 7", r"7\%", 1),
+    ("#### 700", r"7\%", 0),
 ]
