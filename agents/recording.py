@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,33 +37,32 @@ def step_info(infos: dict[str, Any], key: str, done: np.ndarray, mode: Autoreset
 
 
 def final_info(infos: dict[str, Any], rows: np.ndarray, mode: AutoresetMode) -> dict[str, np.ndarray]:
-    """Numbers and texts of the last step's info of ``rows`` [k], each [k]; None where a row has none."""
+    """Numbers (float, NaN) and texts ("") of the last step's info of ``rows`` [k], where they have them."""
     source = infos.get("final_info", {}) if mode is AutoresetMode.SAME_STEP else infos
     found: dict[str, np.ndarray] = {}
     for key, values in source.items():
         present = source.get("_" + key)
-        if key.startswith("_") or not isinstance(values, np.ndarray) or values.ndim != 1 or present is None:
+        if key.startswith("_") or present is None or getattr(values, "ndim", None) != 1:
             continue
-        kept = values[rows].astype(object)
-        kept[~np.asarray(present, bool)[rows]] = None
-        found[key] = kept
+        kept, present = values[rows], np.asarray(present, bool)[rows]
+        if kept.dtype == object and all(isinstance(value, str) for value in kept[present]):
+            kept = kept.astype(str)
+        if kept.dtype.kind == "U":
+            found[key] = np.where(present, kept, "")
+        elif kept.dtype.kind in "biuf":
+            found[key] = np.where(present, kept, np.nan)
     return found
 
 
-def join_info(parts: Iterable[tuple[int, dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
-    """One array per key over all parts of k rows: float with NaN, or text with "", where there is none."""
-    sized = list(parts)
-    joined: dict[str, np.ndarray] = {}
-    for key in sorted({key for _, part in sized for key in part}):
-        column = np.concatenate([part.get(key, np.full(k, None, object)) for k, part in sized])
-        missing = np.array([value is None for value in column], bool)
-        if any(isinstance(value, str) for value in column):
-            column[missing] = ""
-            joined[key] = column.astype(str)
-        elif all(isinstance(v, int | float | np.bool_ | np.number) for v in column[~missing]):
-            column[missing] = np.nan
-            joined[key] = column.astype(np.float64)
-    return joined
+def join_info(parts: list[tuple[int, dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+    """One array per key over all parts of k rows; a part without a key has NaN or "" there."""
+    examples = {key: values for _, part in parts for key, values in part.items()}
+
+    def column(key: str) -> np.ndarray:
+        missing = "" if examples[key].dtype.kind == "U" else np.nan
+        return np.concatenate([part.get(key, np.full(k, missing)) for k, part in parts])
+
+    return {key: column(key) for key in sorted(examples)}
 
 
 @dataclass
