@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from llmgym.verifiers.exact import (
+    GROUPED,
     NotANumber,
     NotFinite,
     Number,
@@ -80,6 +81,7 @@ EXPRESSION = re.compile(
 ADJACENT = re.compile(r"(?<![_0-9])[0-9.]++ +[0-9.]|[0-9]\.[0-9]*\.|[0-9]_")
 BASE = re.compile(r"([0-9A-F]+)_ ?\{? ?([0-9]{1,2}) ?\}?")
 SEPARATOR = re.compile(r"\s+(?:or|and)\s+|\s*[,;]\s*(?:(?:or|and)\b\s*)?")
+GROUPED_VALUE = re.compile(rf"[^,;]*= ?[-+]? ?[$€£¥₹]? ?(?:{GROUPED})(?:\.[0-9]+)?[^,;0-9]*")  # x = 1,080
 RELATION = re.compile(r"[<>≤≥]")
 RANGE = re.compile(r"[0-9](?:[0-9,.]*[0-9])? ?- ?[0-9][0-9,.]*")
 RATIO = re.compile(r"[^:]+(?::[^:]+)+")
@@ -158,7 +160,11 @@ def parse_plain(text: str, commas_separate: bool, depth: int = 0) -> Parsed:
     if RANGE.fullmatch(text):
         return Words(text)
     enclosed = encloses(text)
-    items = [] if enclosed else checked([item for item in split_top(text, SEPARATOR) if item])
+    items = (
+        []
+        if enclosed or (not commas_separate and GROUPED_VALUE.fullmatch(text))
+        else checked([item for item in split_top(text, SEPARATOR) if item])
+    )
     if len(items) > 1 and (commas_separate or parse_rational(text) is None):
         return Group("list", tuple(parse_plain(item, commas_separate, depth + 1) for item in items))
     parts = checked(split_top(text, UNION))

@@ -57,6 +57,8 @@ CHAIN = re.compile(
     rf"(?<![\w.^_\\,/(])(?<![0-9]-)(?>{SIGNED})(?:{LINK}(?>{SIGNED}))*+"
     r"(?![0-9]|\.[0-9]|[_^(\\])(?:(?=[^A-Za-z])|$|(?=[a-z]{2}))"
 )
+FORMULA = re.compile(r"[\\^]|[A-Za-z]\)?\s?=")
+FUNCTION_WORD = re.compile(r"(?<!\\)\b[A-Za-z]{3,}")
 DENIED = re.compile(r"(?:\bnot|n't|rather than|instead of|never)\s+(?:be\s|equal\s)?$", re.IGNORECASE)
 PLAIN_HEAD = re.compile(r"[-+]?[0-9]{500,}(?![^\s])")  # longer than any other answer may be
 PROSE = re.compile(r"(?<!\\)\b[A-Za-z]{3,}|[.,;:!?]\s|\n")
@@ -194,7 +196,9 @@ def last_stated(text: str) -> str | None:
     formula = None
     for match in INLINE.finditer(text):
         inner = next(group for group in match.groups() if group)
-        if re.search(r"[\\^=]", inner) and not re.search(r"(?<!\\)\b[A-Za-z]{3,}", inner):
+        # Dollar signs are money too: "$10 + $5 = $15" holds no formula.
+        glued = match.group()[0] == "\\" or not (inner[0].isspace() or inner[-1].isspace())
+        if glued and FORMULA.search(inner) and not FUNCTION_WORD.search(inner):
             formula = match
     if formula and (found is None or found.start() < formula.end()):
         return next(group for group in formula.groups() if group).strip()

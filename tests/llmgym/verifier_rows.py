@@ -199,4 +199,12 @@ ROWS: list[tuple[str, str, int]] = [
     ("#### 0x10", "16", 0),
     ("#### 7", r"7\%", 1),
     ("#### 700", r"7\%", 0),
+    # Money and formulas both stand between dollar signs; commas group behind an equals sign too.
+    (r"Therefore \(x = 1,080\).", "1,080", 1),
+    (r"\boxed{x = 1,080}", "1080", 1),
+    (r"\boxed{x = 1, 080}", "1080", 0),
+    (r"\boxed{x = 1,2}", "1,2", 1),
+    ("They spent $10 + $5 + $20 = $35 on the ingredients.", "35", 1),
+    ("They spent $10 + $5 + $20 = $35 on the ingredients.", "20", 0),
+    (r"Hence the area is $A = 9\pi$.", r"9\pi", 1),
 ]
