@@ -48,7 +48,7 @@ class KVCache:
         self._cache = torch.empty(n_layer, 2, n_rows, n_head, 0, head_size, dtype=dtype)
         self._context, self._pad = context, pad
         self._views_of = (0, 0)  # occupied slots and columns for which a step has prepared its views
-        # NumPy for what is a few numbers a row: its small operations take a third of torch's time.
+        # NumPy for what is a few numbers a row: its small operations cost less than torch's.
         self.tokens = np.full((n_rows, context), pad)
         self.rows = np.empty(0, np.int64)
         self.lengths = np.empty(0, np.int64)
