@@ -34,6 +34,13 @@ PPO_SMALL = {
     "n_steps": 37, "batch_size": 50, "n_epochs": 2, "learning_rate": "lin_0.003", "clip_range": "lin_0.3",
 }  # fmt: skip
 REINFORCE_SMALL = {"n_episodes": 2, "learning_rate": "lin_0.003"}
+GROUPED_SMALL: dict[str, dict[str, Any]] = {
+    "rloo": {"n_groups": 2, "num_generations": 2, "learning_rate": "lin_0.003"},
+    # A greedy CartPole soon stands for hundreds of steps: learned slowly, the run has several rollouts.
+    "remax": {"n_groups": 2, "learning_rate": "lin_0.0003"},
+    "grpo": {"n_groups": 3, "num_generations": 2, "batch_size": 4, "num_iterations": 2,
+             "dynamic_sampling": True, "learning_rate": "lin_0.003"},
+}  # fmt: skip
 
 
 def make_env(env_id: str, mode: str | None = None, n_envs: int = 3, **kwargs: Any) -> Any:
@@ -90,11 +97,13 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize("name, config", [("ppo", PPO_SMALL), ("reinforce", REINFORCE_SMALL)])
+@pytest.mark.parametrize(
+    "name, config", [("ppo", PPO_SMALL), ("reinforce", REINFORCE_SMALL), *GROUPED_SMALL.items()]
+)
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_resume_equals_an_unbroken_run(tmp_path, environment, name, config):
     env_id, kwargs = ENVIRONMENTS[environment]
-    steps = 60 if name == "reinforce" and env_id == "AnswerPool-v0" else 1000
+    steps = 60 if name != "ppo" and env_id == "AnswerPool-v0" else 1000
     every = {"checkpoint_every": steps // 7}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

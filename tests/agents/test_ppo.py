@@ -250,13 +250,13 @@ class DropoutPolicy(nn.Module):
         return Evaluation(logp.gather(1, actions[:, None])[:, 0], entropy, output[:, 2])
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "rloo", "remax", "grpo"])
 def test_dropout_makes_no_difference_between_rollout_and_update_C02(name):
     torch.manual_seed(0)
     policy = DropoutPolicy()
     assert policy.training  # as every module is when it has just been made
     agent = agents.make(name, sync("CartPole-v1"), seed=0, policy=policy, reference=policy, beta=0.1)
-    rollout = agent.collector.collect(50)
+    rollout = agent.collector.collect(50) if name in ("ppo", "reinforce") else agent.collect()
     again = policy.evaluate(rollout.flat(rollout.observations), rollout.flat(rollout.actions))
     np.testing.assert_allclose(again.log_prob.detach(), rollout.flat(rollout.log_probs), atol=1e-6)
     np.testing.assert_allclose(rollout.ref_log_probs, rollout.log_probs, atol=1e-6)

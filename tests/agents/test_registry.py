@@ -12,8 +12,11 @@ from gymnasium.vector import SyncVectorEnv
 import agents
 from agents import registry
 from agents.agent import Agent, as_vector_env
+from agents.grpo import GRPO
 from agents.ppo import PPO
 from agents.reinforce import Reinforce
+from agents.remax import ReMax
+from agents.rloo import RLOO
 
 
 class Constant:
@@ -71,10 +74,12 @@ def package(tmp_path, monkeypatch):
 
 
 def test_ours_are_agents(env):
-    for name, kind in (("ppo", PPO), ("reinforce", Reinforce)):
-        agent = agents.make(name, env, seed=0, gamma=0.5)
-        assert type(agent) is kind and isinstance(agent, Agent) and agent.config.gamma == 0.5
-    assert set(agents.names()) >= {"ppo", "reinforce"} and agents.names() == sorted(agents.names())
+    kinds = {"ppo": PPO, "reinforce": Reinforce, "rloo": RLOO, "remax": ReMax, "grpo": GRPO}
+    for name, kind in kinds.items():
+        agent = agents.make(name, env, seed=0, learning_rate=0.5)
+        assert type(agent) is kind and isinstance(agent, Agent) and agent.config.learning_rate == 0.5
+        assert type(agent).algorithm == name
+    assert set(agents.names()) >= {"dpo", *kinds} and agents.names() == sorted(agents.names())
 
 
 def test_env_and_vector_env_are_accepted_and_nothing_else(env):
@@ -109,13 +114,14 @@ def test_the_environment_stays_open(env):
 def test_unknown_names_give_the_nearest(env):
     with pytest.raises(ValueError, match="unknown agent 'pppo'; did you mean 'ppo'.*reinforce.*sb3:PPO"):
         agents.make("pppo", env)
-    with pytest.raises(ValueError, match="unknown agent 'xyz'.*registered: dpo, grpo, ppo, reinforce"):
+    listed = "registered: .*dpo, grpo, ppo, reinforce, remax, rloo"
+    with pytest.raises(ValueError, match=f"unknown agent 'xyz'.*{listed}"):
         agents.make("xyz", env)
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "rloo", "remax", "grpo"])
 def test_unknown_fields_give_the_nearest_and_all(env, name):
-    with pytest.raises(TypeError, match="no field 'learning_rat'; did you mean 'learning_rate'.*gamma"):
+    with pytest.raises(TypeError, match="no field 'learning_rat'; did you mean 'learning_rate'.*policy"):
         agents.make(name, env, learning_rat=0.1)
     with pytest.raises(TypeError, match="no field 'zzz'.*Fields: learning_rate"):
         agents.make(name, env, zzz=0.1)
@@ -244,9 +250,9 @@ def test_making_and_using_an_agent_touches_no_global_generator(env):
     torch.manual_seed(3)
     np.random.seed(3)
     state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
-    for name in ("ppo", "reinforce"):
+    for name in ("ppo", "reinforce", "rloo", "remax", "grpo"):
         agent = agents.make(name, env, seed=0)
-        agent.learn(1) if name == "reinforce" else agent.predict(np.zeros(4, np.float32))
+        agent.predict(np.zeros(4, np.float32)) if name == "ppo" else agent.learn(1)
     assert torch.equal(state, torch.get_rng_state()) and (np.random.get_state()[1] == numpy_state).all()
 
 

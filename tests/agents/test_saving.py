@@ -10,13 +10,22 @@ import torch
 from worlds import POOL, parameters, sync
 
 import agents
+from agents.grpo import GRPO
 from agents.metrics import METRICS
 from agents.policies import MLPPolicy, TablePolicy
 from agents.ppo import PPO
 from agents.reinforce import Reinforce
+from agents.remax import ReMax
+from agents.rloo import RLOO
 
-CONFIGS = {"ppo": {"n_steps": 16, "batch_size": 8, "n_epochs": 2}, "reinforce": {}}
-KINDS = {"ppo": PPO, "reinforce": Reinforce}
+CONFIGS = {
+    "ppo": {"n_steps": 16, "batch_size": 8, "n_epochs": 2},
+    "reinforce": {},
+    "rloo": {"num_generations": 2, "n_groups": 2},
+    "remax": {"n_groups": 4},
+    "grpo": {"num_generations": 2, "n_groups": 4, "batch_size": 4, "num_iterations": 2},
+}
+KINDS = {"ppo": PPO, "reinforce": Reinforce, "rloo": RLOO, "remax": ReMax, "grpo": GRPO}
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +34,7 @@ def one_thread():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "AnswerPool-v0"])
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", list(KINDS))
 def test_a_loaded_agent_goes_on_as_the_saved_one(name, env_id, tmp_path):
     def make_env():
         limit = {} if env_id == "AnswerPool-v0" else {"max_episode_steps": 40}
@@ -107,7 +116,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", list(KINDS))
 def test_a_policy_or_reference_given_as_an_object_is_given_again(name, tmp_path):
     env = gym.make_vec("AnswerPool-v0", num_envs=4, pool=POOL)
     reference = TablePolicy(2, 4)
@@ -140,7 +149,7 @@ def test_a_loaded_agent_may_be_saved_and_trained_apart(tmp_path):
 # --- what a run writes ---
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", list(KINDS))
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "AnswerPool-v0"])
 def test_a_run_writes_metrics_that_are_described(name, env_id, tmp_path):
     env = gym.make_vec(env_id, num_envs=4)
@@ -168,7 +177,7 @@ def test_a_run_writes_metrics_that_are_described(name, env_id, tmp_path):
     assert more.startswith(text) and len(more.splitlines()) == len(lines) + 1
 
 
-@pytest.mark.parametrize("name", ["ppo", "reinforce"])
+@pytest.mark.parametrize("name", list(KINDS))
 def test_writing_does_not_change_the_run(name, tmp_path):
     def run(**options):
         agent = agents.make(name, sync("CartPole-v1"), seed=0, **CONFIGS[name])
