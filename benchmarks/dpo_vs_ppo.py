@@ -11,6 +11,8 @@ The task is the default one of TokenGeneration-v0. A preference between two resp
 reference is drawn from their gold rewards, P(1 beats 2) = sigmoid(gold 1 - gold 2). That fixes what beta
 means: rewards are counted in deviations of the reference's (0.38 of the task's own unit, so 0.8 is 0.3
 there), and both DPO at beta and PPO at beta on the true reward have the optimum ref * exp(gold / beta).
+PPO's reward model keeps the unit in which it explains the preferences; a model that knows less scores within
+a narrower range, where normalising to deviation 1 would have been a smaller beta.
 The reference of both is the n-gram itself (PPO reads its log-probs from the environment, DPO is given
 them), because its optimum is exact; the SFT policy is where both begin, and a KL of 0.1 from it.
 
@@ -69,7 +71,7 @@ class Args:
     """Preferences that both methods learn from."""
     sft_samples: int = 32_000
     """Responses of the reference that the SFT policy has seen."""
-    steps: int = 100_000
+    steps: int = 60_000
     """Tokens that PPO samples."""
     learning_rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     """Of both grids; each falls linearly to 0."""

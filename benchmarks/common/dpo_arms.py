@@ -95,6 +95,9 @@ def make_start(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         trainer.fit(preferences)
         samples = sample_reference(task, NORMALISATION_SAMPLES, seed + NORMALISATION_SEED)
         model.normalise(as_records(task, samples))
+    # Only the mean stays: in the scores' own unit a difference of 1 is one nat of preference, as in DPO.
+    deviation = float(model.deviation)
+    model.deviation.fill_(1.0)
     torch.save({"policy": policy.state_dict(), "model": model.state_dict()}, folder / "start.pt")
 
     held_out = draw_preferences(task, HELD_OUT_PAIRS, seed + HELD_OUT_SEED)
@@ -103,7 +106,7 @@ def make_start(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "sft_cost": sft_cost.result,
         "model_accuracy": trainer.evaluate(held_out)["rm/accuracy"],
         "gold_accuracy": gold_accuracy(task, held_out),
-        "model_deviation": float(model.deviation),
+        "model_deviation": deviation,
         "model_cost": cost.result,
     }
 
