@@ -28,7 +28,9 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 
 from agents.metrics import TrainingLog
+from agents.policies.spaces import is_token_task
 from agents.registry import SB3_PREFIXES, import_class
+from agents.sb3_tokens import TokenFeatures
 from agents.sb3_vec_env import KLPenaltyVecEnv, SB3VecEnv, check_beta, check_on_policy
 from agents.schedules import schedule
 from llmgym.checks import check_name
@@ -171,7 +173,9 @@ def make_sb3(
         policy: SB3's policy name or class; "auto" is MlpPolicy, MultiInputPolicy for ``Dict``.
         device: SB3's small networks are quickest on the CPU.
         config: the class's own arguments. ``learning_rate``, ``clip_range``, ``clip_range_vf`` also
-            take schedules such as ``"lin_0.2"``; ``clip_range=None`` is the unclipped ratio.
+            take schedules such as ``"lin_0.2"``; ``clip_range=None`` is the unclipped ratio. Token
+            observations get `agents.sb3_tokens.TokenFeatures` as their feature extractor, unless
+            ``policy_kwargs`` names another.
 
     Raises:
         ValueError: unknown name, argument or policy (with the nearest name); beta with an algorithm
@@ -191,6 +195,9 @@ def make_sb3(
     if check_beta(beta) > 0:
         check_on_policy(cls, beta)
         venv = KLPenaltyVecEnv(venv, beta)
+    if is_token_task(venv.observation_space, venv.action_space):
+        given = config.get("policy_kwargs") or {}
+        config["policy_kwargs"] = {"features_extractor_class": TokenFeatures} | given
     policy = _policy(cls, policy, venv.observation_space)
     model = cls(policy, venv, seed=seed, device=device, **config)
     return _attach(model, venv, beta)

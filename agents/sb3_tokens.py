@@ -20,7 +20,7 @@ class TokenFeatures(BaseFeaturesExtractor):
         from stable_baselines3 import PPO
         PPO("MlpPolicy", env, policy_kwargs={"features_extractor_class": TokenFeatures})
 
-    The same with ``agents.make("sb3:PPO", env, policy_kwargs=...)`` and with sb3-contrib's MaskablePPO.
+    ``agents.make("sb3:PPO", env)``, and sb3-contrib's MaskablePPO by its name, take it by themselves.
     ``features_extractor_kwargs={"n_embd": 64}`` sets the arguments.
 
     Args:

@@ -66,8 +66,9 @@ def test_learning_from_token_ids(name, tmp_path):
     env = gym.make_vec("TokenGeneration-v0", num_envs=16, task=successor_task())
     model = agents.make(
         name, env, seed=0, n_steps=32, batch_size=128, n_epochs=6, learning_rate=5e-3, gamma=0.0,
-        policy_kwargs={"features_extractor_class": TokenFeatures, "net_arch": [32]},
+        policy_kwargs={"net_arch": [32]},
     )  # fmt: skip
+    assert isinstance(model.policy.features_extractor, TokenFeatures)
     model.learn(4096)
     assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 5.0
     model.save(tmp_path / "model.zip")
