@@ -11,6 +11,7 @@ from recording import collector
 from scripted import DISABLED, HAS_MODES, NEXT_STEP, SAME_STEP
 from task_world import N_ACTIONS, N_TASKS, WORLDS, CountOnes, task_env
 
+import agents
 import llmgym  # noqa: F401  (registers the ids)
 from agents import groups
 from agents.grpo import GRPO
@@ -260,3 +261,39 @@ def test_rollouts_one_after_the_other_are_one():
     np.testing.assert_array_equal(
         groups.episode_rewards(whole), torch.cat([groups.episode_rewards(p) for p in parts])
     )
+
+
+# --- policies that read sequences ---
+
+
+@pytest.mark.parametrize("name", ["rloo", "remax", "grpo"])
+@pytest.mark.parametrize("kind", ["next_step", "same_step", "disabled", "sync"])
+def test_groups_of_token_sequences(name, kind):
+    """One observation an episode: the prompt of its group's task, and all actions but the last."""
+    if kind == "sync":
+        env = SyncVectorEnv([lambda: gym.make("TokenGeneration-v0")] * 3)
+        task = env.envs[0].unwrapped.task
+    else:
+        env = gym.make_vec("TokenGeneration-v0", num_envs=3, autoreset_mode=kind)
+        task = env.unwrapped.task
+    agent = agents.make(name, env, seed=0, n_groups=2, num_generations=4, beta=0.1)
+    rollout = agent.collect()
+    batch, table = agent.prepare(rollout), rollout.episodes
+    assert len(batch) == 8
+    order = np.argsort(table.group_ids, kind="stable")[-8:]
+    pad = agent.policy.lm_head.out_features
+    lengths = batch.mask.sum(1)
+    for b, e in enumerate(order):
+        seen = batch.observations[b][batch.observations[b] != pad].tolist()
+        taken = batch.actions[b, : lengths[b]].tolist()
+        assert lengths[b] == table.lengths[e] == table.info["response_length"][e]
+        assert (batch.actions[b, lengths[b] :] == -1).all()
+        assert seen == list(task.prompts[table.task_ids[e]]) + taken[:-1]
+        assert table.cut[e] == (table.info["stop_reason"][e] == "length")
+    ids = table.group_ids[order].reshape(2, 4)
+    assert (ids == ids[:, :1]).all() and len({*ids[:, 0]}) == 2
+    for group in ids[:, 0]:
+        assert len(set(table.task_ids[table.group_ids == group])) == 1
+    terms = agent.loss(batch)
+    assert (terms.ratio - 1).abs().max() <= 1e-5 and len(terms.ratio) == lengths.sum()
+    assert agent.update(rollout)["train/n_updates"] == 1
