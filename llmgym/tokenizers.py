@@ -63,9 +63,7 @@ class _HuggingFace:
         # Special tokens stay: dropped from within a response, they would join what they part. And no
         # blank before a point is tidied away: text is graded as it was written.
         ids = np.asarray(ids).tolist()
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def as_tokenizer(tokenizer: Any) -> Tokenizer:

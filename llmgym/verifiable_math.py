@@ -117,12 +117,10 @@ class VerifiableMathEnv(TokenGenerationEnv):
     import gymnasium as gym
 
     env = gym.make("llmgym:VerifiableMath-v0", digits=2, render_mode="ansi")
-    env.reset(seed=0)
-    _, (response,) = env.unwrapped.task.demonstrations(1, seed=0)
-    terminated, step = False, 0
-    while not terminated:
-        _, reward, terminated, _, info = env.step(response[step])
-        step += 1
+    _, info = env.reset(seed=0)
+    _, solutions = env.unwrapped.task.demonstrations()
+    for token in solutions[info["task_id"]]:
+        _, reward, terminated, _, info = env.step(token)
     print(env.render(), reward, info["correct"])
     ```
 

@@ -44,7 +44,7 @@ def arithmetic(
         reverse_digits: solutions are written from the last digit on, "64" for 46, and responses are read
             that way. A sum's digits then depend on those already written, which a model that writes from
             left to right learns with far fewer examples (Lee et al. 2023, "Teaching Arithmetic to Small
-            Transformers", section 3). Prompts and truths stay as they are.
+            Transformers"). Prompts and truths stay as they are.
         n_problems: the most problems, all splits together.
         seed: of the draw, where there are more.
 
