@@ -36,7 +36,7 @@ from llmgym.token_solution import TokenSolution
 from llmgym.token_tasks import TokenTask
 
 TASKS = {"large": gold_task, "small": small_task}
-TEXTS = 8  # samples kept as text, one for each prompt of the large task
+TEXTS = 8  # samples kept as text: one for each prompt of the large task
 EVALUATION_SAMPLES = 256
 
 # Alarms. KL (nats and share) and length (share) that both rose within so many evaluations; and updates
@@ -98,7 +98,7 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         if agent.num_timesteps >= len(curve) * config["steps"] / config["evaluations"]:
             evaluate()
 
-    before = sample_policy(task, model, policy, TEXTS * task.num_tasks, seed)
+    before = sample_policy(task, model, policy, TEXTS, seed)
     evaluate()
     shutil.rmtree(folder / "ppo", ignore_errors=True)  # of a run that was stopped
     agent.learn(config["steps"], run_dir=folder / "ppo", callback=at_intervals)
@@ -110,8 +110,8 @@ def train(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "curve": curve,
         "updates": updates,
         "alarms": alarms(curve, [update["clip_fraction"] for update in updates]),
-        "before": texts(task, before, TEXTS),
-        "after": texts(task, sample_policy(task, model, agent.policy, TEXTS * task.num_tasks, seed), TEXTS),
+        "before": texts(task, before),
+        "after": texts(task, sample_policy(task, model, agent.policy, TEXTS, seed)),
     }
     write_json(folder / "curve.json", curve)
     return result

@@ -87,8 +87,11 @@ def sampled_measures(solution: TokenSolution, sampled: Sampled, beta: float) -> 
     }
 
 
-def texts(task: TokenTask, sampled: Sampled, n: int) -> list[dict[str, Any]]:
-    """The first n samples as prompt, response, proxy and gold reward."""
+def texts(task: TokenTask, sampled: Sampled) -> list[dict[str, Any]]:
+    """All samples as prompt, response, proxy and gold reward, by prompt.
+
+    All of them, because they are in the order in which they ended: the first ones are the short ones.
+    """
     responses = sampled.responses
     return [
         {
@@ -98,7 +101,7 @@ def texts(task: TokenTask, sampled: Sampled, n: int) -> list[dict[str, Any]]:
             "proxy": float(sampled.proxy[row]),
             "gold": float(sampled.gold[row]),
         }
-        for row in range(n)
+        for row in np.argsort(responses.task_ids, kind="stable")
     ]
 
 
