@@ -9,9 +9,10 @@ in `PRESETS`. "tested" means the loss and its gradient on one batch.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
+
+from llmgym.checks import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ def preset(name: str) -> dict[str, Any]:
         ValueError: unknown name, with the nearest one.
     """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, names(), 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, names(), "", " ")
         raise ValueError(f"preset={name!r} is unknown; {hint}allowed: {', '.join(names())}")
     return dict(PRESETS[name].config)

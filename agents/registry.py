@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from agents.agent import as_vector_env
+from llmgym.checks import did_you_mean
 
 Factory = Callable[..., Any]
 
@@ -98,10 +98,9 @@ def resolve(name: str) -> Factory:
     _, colon, attribute = name.partition(":")
     if not colon:
         if name not in _FACTORIES:
-            near = difflib.get_close_matches(name, names(), 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
-                f"unknown agent {name!r}; {hint}registered: {', '.join(names())}; "
+                f"unknown agent {name!r}; {did_you_mean(name, names(), '', ' ')}"
+                f"registered: {', '.join(names())}; "
                 "also 'sb3:PPO', 'sb3_contrib:TRPO' and 'package.module:Class'"
             )
         return _FACTORIES[name]
@@ -142,8 +141,7 @@ def import_class(name: str) -> Any:
         ) from error
     if not hasattr(module, attribute):
         public = [n for n, v in vars(module).items() if inspect.isclass(v) and not n.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(attribute, public)
         raise ValueError(f"agent {name!r}: {module_name} has no {attribute!r}{hint}")
     return getattr(module, attribute)
 

@@ -6,7 +6,6 @@ resumed run of theirs goes on from their last save, but not to the same numbers.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import random
 import traceback
@@ -31,6 +30,7 @@ from agents.run_folder import (
     save_foreign,
     steps_of,
 )
+from llmgym.checks import did_you_mean
 
 EVALUATION_SEED = 10_000  # of the first episode: not one that training has seen
 
@@ -53,10 +53,9 @@ def make_env(config: RunConfig, scalar: bool = False) -> Any:
         try:
             gym.spec(config.env)
         except gym.error.UnregisteredEnv as error:
-            near = difflib.get_close_matches(config.env, list(gym.registry), 1)
-            hint = f"did you mean {near[0]!r}?" if near else "for your own: 'package.module:Env-v0'."
+            hint = did_you_mean(config.env, gym.registry) or "; for your own: 'package.module:Env-v0'."
             raise UserError(
-                f"unknown environment {config.env!r}; {hint} (`llmgym envs` lists ours)"
+                f"unknown environment {config.env!r}{hint} (`llmgym envs` lists ours)"
             ) from error
         if scalar or config.n_envs == 1:
             # How finished rows start anew is a matter of vector environments alone.

@@ -6,7 +6,6 @@ Functions, not a base class: an algorithm calls what it needs and stays readable
 from __future__ import annotations
 
 import copy
-import difflib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from agents.kl import k3
 from agents.policies.base import POLICIES, Policy, make_policy
 from agents.rollout import Rollout
 from agents.schedules import schedule
+from llmgym.checks import did_you_mean
 
 C = TypeVar("C")
 
@@ -58,8 +58,7 @@ def check_fields(config: Any, **allowed: str) -> None:
 def check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise ValueError, naming the field and the nearest allowed value, unless value is allowed."""
     if value not in allowed:
-        near = difflib.get_close_matches(str(value), allowed, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(value, allowed)
         raise ValueError(f"{name}={value!r} is unknown; allowed: {', '.join(allowed)}{hint}")
 
 
@@ -73,11 +72,8 @@ def make_config(kind: type[C], given: dict[str, Any]) -> C:
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(
-                f"{kind.__name__} has no field {name!r}{hint} Fields: {', '.join(names)}"
-            )
+            hint = did_you_mean(name, names)
+            raise TypeError(f"{kind.__name__} has no field {name!r}{hint} Fields: {', '.join(names)}")
     # NumPy's numbers, as a sweep over linspace has them, would not be read back from a saved agent.
     return kind(**{k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()})
 

@@ -1,6 +1,6 @@
 """Checks of what callers hand to an environment: each error names field, row, value, and range."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,14 +11,18 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 
 
+def did_you_mean(name: object, allowed: Iterable[str], before: str = "; ", after: str = "") -> str:
+    """``did you mean 'nearest'?`` between two pieces of text; nothing where no allowed name is near."""
+    near = get_close_matches(name, list(allowed), n=1) if isinstance(name, str) else []
+    return f"{before}did you mean {near[0]!r}?{after}" if near else ""
+
+
 def check_name(field: str, name: object, allowed: Sequence[str]) -> str:
     """`name` if it is one of `allowed`, else a ValueError that suggests the nearest one."""
     if isinstance(name, str) and name in allowed:
         return name
-    near = get_close_matches(name, allowed, n=1) if isinstance(name, str) else []
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
     choices = ", ".join(repr(choice) for choice in allowed)
-    raise ValueError(f"{field}: got {name!r}{hint}; allowed: {choices}")
+    raise ValueError(f"{field}: got {name!r}{did_you_mean(name, allowed, ' (', ')')}; allowed: {choices}")
 
 
 def check_count(field: str, value: object) -> int:
