@@ -39,6 +39,12 @@ def test_the_ten_lines_reach_the_optimum(tmp_path: Path) -> None:
     assert 0 <= kl < 0.03
 
 
+def test_the_token_lines_train(tmp_path: Path) -> None:
+    (source,) = (block for block in PYTHON_BLOCKS if "TokenGeneration-v0" in block)
+    (tmp_path / "tokens.py").write_text(source + "print(agent.num_timesteps)\n", encoding="utf-8")
+    assert int(run(["tokens.py"], tmp_path)) >= 2_000
+
+
 def test_the_custom_agent_runs_in_the_answer_pool_benchmark(my_agent: Path) -> None:
     script = str(ROOT / "benchmarks" / "answer_pool_ppo.py")
     options = ["--agent", "my_agent:MyAgent", "--quick", "--runs", "2", "--rounds", "20"]
