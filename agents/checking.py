@@ -18,11 +18,13 @@ hook                                     meaning
 ``prepare(rollout) -> batch``            a dataclass of the executed steps [B, ...] with
                                          ``old_log_probs``, ``advantages``, ``returns``,
                                          ``len(batch)`` and ``batch.select(index)`` (see
-                                         `agents.batch.Batch`); refuses a stale rollout
-``loss(batch, progress_remaining)``      ``total`` (with gradient), ``entropy`` and ``ratio`` [B]
-                                         (see `agents.batch.LossTerms`); means over the samples, so
-                                         whitening belongs in prepare or minibatches. It is a
-                                         function of weights and batch alone
+                                         `agents.batch.Batch`); or of whole episodes [B, K, ...]
+                                         with a ``mask`` [B, K]; refuses a stale rollout
+``loss(batch, progress_remaining)``      ``total`` (with gradient), ``entropy`` and ``ratio`` of the
+                                         steps (see `agents.batch.LossTerms`); means over the
+                                         samples, so whitening belongs in prepare or minibatches. It
+                                         is a function of weights and batch alone. ``value``, if it
+                                         is there, is 0 where no critic is fitted
 ``minibatches(batch)``                   the parts an update steps through, in turn
 ``update(rollout, progress_remaining)``  one whole update
 ``action_probabilities(observations)``   pi(.|s), [N, A], for Discrete actions
