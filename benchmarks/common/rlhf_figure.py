@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from common.plots import MARKERS, PALETTE, draw_curves, new_figure, save_figure
 from common.rlhf_jobs import load_prepared
@@ -44,10 +44,11 @@ def series(run: Outcome, source: str, name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def logarithmic(panel: Axes) -> None:
-    """A logarithmic y axis with plain numbers: 0.3, not 3 x 10^-1."""
+    """A logarithmic y axis with plain numbers at 1 and 3 of each decade: 0.3, not 3 x 10^-1."""
     panel.set_yscale("log")
-    panel.yaxis.set_major_formatter(LogFormatter())
-    panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def by_arm(runs: Sequence[Outcome], size: str) -> dict[Arm, list[Outcome]]:

@@ -174,7 +174,7 @@ def print_rows(
             + [number(m[name].value, 3) for name in ("kl_opt", "kl_learned")]
         )
         table.append(
-            ["  optimum of gold", "", number(best["gold"], 2), number(best["kl"], 1)]
+            ["  its optimum", "", number(best["gold"], 2), number(best["kl"], 1)]
             + [number(best["length"], 1), "", "0" if row.arm.beta > 0 else "-", ""]
         )
     print_table(
@@ -192,7 +192,7 @@ def print_rows(
         ],
         table,
         caption="Means of the last policies with 95% bootstrap intervals; rewards in deviations of the "
-        "reference, KL in nats a response. KL to optimum: of the gold reward; to learned: to the optimum of "
+        "reference, KL in nats a response, to the optimum of the gold reward and to the optimum of "
         "the reward model, by enumeration on the small task, exact there like all but the entropy",
     )
 
