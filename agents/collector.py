@@ -221,9 +221,9 @@ class Collector:
         finished = np.flatnonzero(done & executed)
         if len(finished):
             recording.infos.append((len(finished), final_info(infos, finished, self.mode)))
-        if self.sequences:
-            recording.sequences.append(observation[finished])
-        else:
+            if self.sequences:
+                recording.sequences.append(observation[finished])
+        if not self.sequences:
             recording.observations.append(observation)
         recording.actions.append(action)
         recording.rewards.append(np.where(executed, reward, 0.0))

@@ -237,8 +237,10 @@ def _add_rows(info: dict[str, Any], rows: IntArray, row_info: RowInfo, num_envs:
         has_key = row_info.get("_" + key)
         if key not in info:
             shape = (num_envs, *values.shape[1:])
-            shared = is_shared(values)
-            info[key] = np.broadcast_to(values[0], shape) if shared else np.zeros(shape, values.dtype)
+            if not is_shared(values):
+                info[key] = np.zeros(shape, values.dtype)
+            else:
+                info[key] = values if values.shape == shape else np.broadcast_to(values[0], shape)
             info["_" + key] = np.zeros(num_envs, dtype=np.bool_)
         chosen = rows if has_key is None else rows[has_key]
         if is_shared(info[key]):

@@ -88,7 +88,8 @@ class GPTPolicy(nn.Module):
         uniform = torch.rand((len(observations), 1), generator=generator)
         with torch.inference_mode():
             rows, logits = self._next_logits(observations, state, active)
-            chosen = heads.categorical_quantile(logits, uniform[rows])
+            # A few numbers are indexed with NumPy, here and in `_scatter`: torch takes several times as long.
+            chosen = heads.categorical_quantile(logits, torch.from_numpy(uniform.numpy()[rows]))
         return _scatter(len(observations), rows, chosen)
 
     def mode(self, observations: Tensor, state: KVCache | None = None, active: Any = None) -> Tensor:
@@ -164,6 +165,6 @@ def _head(weight: nn.Parameter) -> nn.Linear:
 
 def _scatter(n_rows: int, rows: np.ndarray, chosen: Tensor) -> Tensor:
     """Actions of all rows, made outside inference mode so that a loss may use them."""
-    actions = torch.zeros(n_rows, dtype=torch.int64)
-    actions[rows] = chosen
-    return actions
+    actions = np.zeros(n_rows, np.int64)
+    actions[rows] = chosen.numpy()
+    return torch.from_numpy(actions)

@@ -38,12 +38,15 @@ def categorical_sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def categorical_quantile(logits: Tensor, uniform: Tensor) -> Tensor:
-    """The action at cumulative probability ``uniform`` [N, 1] in [0, 1); logits [N, A] -> int64 [N]."""
+    """The action at cumulative probability ``uniform`` [N, 1] in [0, 1); logits [N, A] -> int64 [N].
+
+    Logits that are NaN give A, which is no action: an environment refuses it.
+    """
     cumulative = torch.softmax(logits, -1).cumsum_(-1)
     # Scaling by the total, rather than assuming 1, keeps rounding from drawing an action beyond the
     # last one that has any probability.
     draw = uniform * cumulative[:, -1:]
-    return (cumulative <= draw).sum(-1)
+    return torch.searchsorted(cumulative, draw, right=True).squeeze(-1)
 
 
 def categorical_log_prob_and_entropy(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
