@@ -13,7 +13,6 @@ import gymnasium as gym
 import torch
 
 import agents
-import agents.ppo
 from agents import training
 from common.cartpole import make_cartpole
 from common.control import ZOO_CARTPOLE, ZOO_N_ENVS
@@ -107,7 +106,8 @@ def profile(agent: Any, total_timesteps: int) -> dict[str, float]:
         (torch.autograd, "grad", "update: backward"),
         (training, "gradient_step", "update: gradient clip"),
         (agent.optimizer, "step", "update: optimiser"),
-        (agents.ppo, "update_metrics", "update: metrics"),
+        (training, "mean_terms", "update: metrics"),
+        (training, "kl_ref", "update: metrics"),
         (training, "rollout_metrics", "update: metrics"),
         (training, "explained_variance", "update: metrics"),
     ]
