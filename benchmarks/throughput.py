@@ -13,6 +13,9 @@ The parts:
                 at ours, native rows included; and SB3 at the Zoo's
     pool        training on the answer pool with the KL penalty, at equal samples and updates, beside a
                 bare autograd loop; our policy is a table, SB3's its MlpPolicy
+    tokens      completions of a small GPT, tokens per second: the environment loop with its cache, without
+                it, and `generate` of transformers' GPT-2 of the same size (left out where transformers is
+                not installed); and where the loop's time goes
     profile     where our PPO's time goes
 
 Everything runs in one process on one torch thread. Arms take turns (A B A B for each seed), and a
@@ -41,11 +44,13 @@ from common.speed_figure import speed_figure
 from common.speed_ppo import OURS, SB3, measure_identical, measure_pool, measure_threshold, warm_up
 from common.speed_profile import measure_profile
 from common.speed_report import make_ratios, print_agents, print_env, print_profile, verdicts
+from common.speed_tokens import TOKEN_CASES, has_transformers, measure_tokens
+from common.speed_tokens_report import overhead_verdicts, print_token_profile, print_tokens
 from common.tables import make_console, write_csv
 from common.timing import Sample, now
 
-Part = Literal["env", "identical", "threshold", "pool", "profile"]
-PARTS: tuple[Part, ...] = ("env", "identical", "threshold", "pool", "profile")
+Part = Literal["env", "identical", "threshold", "pool", "tokens", "profile"]
+PARTS: tuple[Part, ...] = ("env", "identical", "threshold", "pool", "tokens", "profile")
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ class Args:
     seed: int = 0
     """The first seed; the others count up from it."""
     turns: int = 2
-    """Turns of every arm for each seed, in the parts identical and pool."""
+    """Turns of every arm for each seed, in the parts identical, pool and tokens."""
     n_envs: tuple[int, ...] = (1, 8, 64, 512, 4096)
     """Numbers of environments of the part env."""
     env_seconds: float = 0.15
@@ -72,14 +77,18 @@ class Args:
     """Answers sampled in each round."""
     beta: float = 0.3
     """Weight of the KL to the reference policy on the answer pool."""
+    completions: int = 64
+    """Completions sampled at a time in the part tokens."""
+    new_tokens: int = 64
+    """The most tokens of a completion."""
     budget: float = 60.0
     """CPU seconds after which a run of the part threshold has failed; it counts as that much."""
     out: Path = Path("results/throughput")
     """Folder for the tables and the figure."""
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """A taste in seconds: of the options left at their defaults, --seeds becomes 1, --turns 1, --n-envs
-    1 64, --env-seconds 0.05, --steps 2048, --rounds 30, --budget 2, --out results/throughput_quick.
-    Such a budget ends most runs of the part threshold."""
+    1 64, --env-seconds 0.05, --steps 2048, --rounds 30, --new-tokens 16, --budget 2, --out
+    results/throughput_quick. Such a budget ends most runs of the part threshold."""
 
 
 QUICK: dict[str, Any] = {
@@ -89,6 +98,7 @@ QUICK: dict[str, Any] = {
     "env_seconds": 0.05,
     "steps": 2048,
     "rounds": 30,
+    "new_tokens": 16,
     "budget": 2.0,
     "out": Path("results/throughput_quick"),
 }
@@ -96,9 +106,9 @@ QUICK: dict[str, Any] = {
 
 def check(args: Args) -> None:
     """Raise ValueError, naming the option, for values that no run can use."""
-    for name in ("seeds", "turns", "steps", "rounds"):
+    for name in ("seeds", "turns", "steps", "rounds", "completions", "new_tokens"):
         if getattr(args, name) < 1:
-            raise ValueError(f"--{name} is {getattr(args, name)}, must be at least 1")
+            raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be at least 1")
     for name in ("env_seconds", "budget", "beta"):
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be above 0")
@@ -119,7 +129,7 @@ def pool_config(agent: str, args: Args) -> dict[str, Any]:
 def measure(
     args: Args, part: Part, report: Callable[[Sample], None]
 ) -> tuple[list[Sample], dict[str, list[dict[str, float]]]]:
-    """The samples of one part, or, of the last, the profiles."""
+    """The samples of one part, and the profiles of those that have them."""
     seeds = range(args.seed, args.seed + args.seeds)
     ours = pool_config("ppo", args)
     if part == "env":
@@ -134,12 +144,14 @@ def measure(
             measure_pool(seeds, args.turns, args.rounds, args.samples, args.beta, configs, report),
             {},
         )
+    if part == "tokens":
+        return measure_tokens(seeds, args.turns, args.completions, args.new_tokens, report)
     return [], measure_profile(seeds, args.steps, args.rounds, args.samples, ours)
 
 
 def sample_row(sample: Sample) -> dict[str, Any]:
     """A sample as a flat record; every sample has the same columns."""
-    kinds = ("n_envs", "final_return", "reached", "env_steps", "kl_opt", "updates")
+    kinds = ("n_envs", "final_return", "reached", "env_steps", "kl_opt", "updates", "evaluation_cpu")
     measures = {name: sample.measures.get(name) for name in kinds}
     named = {name: getattr(sample, name) for name in ("case", "arm", "seed", "turn", "amount")}
     return named | {"cpu_seconds": sample.timing.cpu, "wall_seconds": sample.timing.wall} | measures
@@ -154,12 +166,17 @@ def show(
         print_env(console, samples, args.n_envs)
     if {"identical", "threshold", "pool"} & set(args.parts):
         print_agents(console, samples, ratios)
-    if profiles:
-        print_profile(console, profiles)
-    lines = verdicts(ratios)
+    token_profiles = {name: runs for name, runs in profiles.items() if name in TOKEN_CASES}
+    if token_profiles:
+        print_tokens(console, samples, ratios)
+        print_token_profile(console, token_profiles)
+    ppo_profiles = {name: runs for name, runs in profiles.items() if name not in TOKEN_CASES}
+    if ppo_profiles:
+        print_profile(console, ppo_profiles)
+    lines = verdicts(ratios) + overhead_verdicts(token_profiles)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    paths = [speed_figure(samples, ratios, profiles, args.out / "throughput.png")]
+    paths = [speed_figure(samples, ratios, ppo_profiles, token_profiles, args.out / "throughput.png")]
     paths += [args.out / name for name in ("summary.json", "samples.csv", "ratios.csv")]
     write_json(
         paths[1],
@@ -191,8 +208,10 @@ def main(args: Args) -> int:
     samples: list[Sample] = []
     profiles: dict[str, list[dict[str, float]]] = {}
     with console.status("starting") as status:
-        if set(args.parts) - {"env"}:
+        if set(args.parts) - {"env", "tokens"}:
             warm_up()
+        if "tokens" in args.parts and not has_transformers():
+            console.print("tokens: transformers is not installed (extra llm); its arm is left out")
         for part in [part for part in PARTS if part in args.parts]:
             start = now()
             status.update(part)

@@ -10,6 +10,7 @@ from rich.console import Console
 from common.speed_env import ARMS, NATIVE, SYNC, case_name, env_cases
 from common.speed_ppo import BARE, OURS, SB3, SB3_OURS, SB3_PUBLISHED
 from common.speed_profile import PIECES, shares
+from common.speed_tokens import CACHED, EARLY, FIXED, GENERATE, UNCACHED
 from common.stats import Estimate
 from common.tables import interval, number, print_table
 from common.timing import CLOCKS, Sample, rates, speed_ratios, spread
@@ -24,6 +25,10 @@ COMPARISONS: tuple[tuple[str, str, str, float | None], ...] = (
     (POOL, OURS, SB3, 6.0),
     (POOL, BARE, SB3, None),
     (POOL, BARE, OURS, None),
+    (FIXED, CACHED, GENERATE, 2.0),
+    (FIXED, CACHED, UNCACHED, None),
+    (EARLY, CACHED, GENERATE, 3.0),
+    (EARLY, CACHED, UNCACHED, None),
 )
 SPREAD = "median [smallest, largest]"
 CLOCK_NOTE = (

@@ -341,6 +341,7 @@ def test_environments_are_compared_too():
         ({"n_envs": (8, 8)}, "--n-envs"),
         ({"budget": 0.0}, "--budget is 0.0"),
         ({"samples": 1}, "--samples is 1"),
+        ({"new_tokens": 0}, "--new-tokens is 0"),
         ({"parts": ()}, "--parts is empty"),
     ],
 )
@@ -358,8 +359,9 @@ def test_best_settings_are_settings_of_both():
 
 def test_the_script_end_to_end(tmp_path):
     command = [
-        sys.executable, "benchmarks/throughput.py", "--quick", "--n-envs", "1", "4", "--env-seconds", "0.01",
-        "--steps", "512", "--rounds", "3", "--budget", "0.2", "--out", str(tmp_path),
+        sys.executable, "benchmarks/throughput.py", "--quick", "--parts", "env", "identical", "threshold",
+        "pool", "profile", "--n-envs", "1", "4", "--env-seconds", "0.01", "--steps", "512", "--rounds", "3",
+        "--budget", "0.2", "--out", str(tmp_path),
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": "."}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
