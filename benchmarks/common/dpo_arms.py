@@ -25,6 +25,7 @@ from agents.preference_losses import preference_accuracy
 from agents.preferences import Preferences, answer_log_probs
 from agents.preferences import Responses as Records
 from agents.reward_model import RewardModel, RewardTrainer, reward_model_from
+from agents.sft import SFT
 from agents.training import make_generator, single_thread
 from common.memory_measure import peak_bytes, resident_bytes
 from common.rlhf_pipeline import (
@@ -79,12 +80,18 @@ class Cost:
         self.result = {"wall_seconds": wall, "cpu_seconds": cpu, "peak_mib": growth}
 
 
+def warm_up(task: TokenTask) -> None:
+    """Two steps of a policy that is thrown away: what libraries allocate at first use is no method's."""
+    SFT(make_policy(task, 0), 0, batch_size=128).fit(as_records(task, sample_reference(task, 256, 0)))
+
+
 def make_start(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What the runs of a seed begin with, as ``start.pt``: the SFT policy and PPO's reward model.
 
     config: seed, beta, sft_samples, pairs, samples (of the measurement).
     """
     task, seed = gold_task(), config["seed"]
+    warm_up(task)
     policy = make_policy(task, seed)
     with Cost() as sft_cost:
         sft = train_sft(task, policy, config["sft_samples"], seed, learning_rate="lin_0.003", batch_size=64)
@@ -113,6 +120,7 @@ def make_start(config: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def load_start(task: TokenTask, config: dict[str, Any], folder: Path) -> tuple[GPTPolicy, RewardModel]:
     """The SFT policy and the reward model of the run ``config["start"]``, a folder beside this run's."""
+    warm_up(task)
     path = folder.parent.parent / config["start"] / "start.pt"
     state = torch.load(path, weights_only=True)
     policy = make_policy(task, config["seed"])
