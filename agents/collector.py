@@ -21,7 +21,7 @@ from agents.rollout import Rollout, steps_of_episodes
 from llmgym.vector import AutoresetMode, BatchVectorEnv, autoreset_mode
 
 PADDING = -1  # an action behind the end of a response
-EVALUATED_AT_ONCE = 256  # responses in one forward: bounds the memory of their logits
+EVALUATED_AT_ONCE = 32  # responses of about one length: padding costs what tokens do, and so do logits
 
 _STATE = (
     "policy_version", "recent_returns", "recent_lengths", "_seed", "_observation", "_idle", "_returns",
@@ -296,11 +296,14 @@ class Collector:
             flat = policy.evaluate(observations.flatten(0, 1), actions.flatten(0, 1))
             return Evaluation(*(x.view(episode_index.shape) for x in flat))
         index, present = steps_of_episodes(episode_index, len(observations))
+        by_length = torch.argsort(present.sum(1), stable=True)
+        index, present = index[by_length], present[by_length]
         by_episode = torch.where(present, actions.flatten()[index], PADDING)
         parts = [
             policy.evaluate(o, a)
             for o, a in zip(
-                observations.split(EVALUATED_AT_ONCE), by_episode.split(EVALUATED_AT_ONCE), strict=True
+                observations[by_length].split(EVALUATED_AT_ONCE), by_episode.split(EVALUATED_AT_ONCE),
+                strict=True,
             )
         ]
         time_major = []
