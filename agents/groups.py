@@ -64,7 +64,7 @@ def group_ids(rollout: Rollout) -> Tensor:
 
 
 def sequence_gradient_loss(policy: Policy, batch: Batch, ent_coef: float) -> LossTerms:
-    """``-A * sum_t log pi(a_t) - ent_coef * entropy``, mean over episodes; the entropy is a mean over steps.
+    """``-A * sum_t log pi(a_t) - ent_coef * sum_t entropy``, mean over episodes.
 
     The sum over the steps, unlike a mean, is the log-prob of the episode: its gradient times the advantage
     is the policy gradient itself, not one that long episodes weigh less in.
@@ -72,9 +72,10 @@ def sequence_gradient_loss(policy: Policy, batch: Batch, ent_coef: float) -> Los
     assert batch.mask is not None
     evaluation = evaluate(policy, batch)
     losses = policy_gradient_loss(evaluation.log_prob, batch.advantages)
-    loss = weighted_loss(losses, loss_weights(batch.mask, "sum"))
-    entropy = masked_mean(evaluation.entropy, batch.mask)
-    total = loss - ent_coef * entropy if ent_coef > 0 else loss
+    weights = loss_weights(batch.mask, "sum")
+    loss = weighted_loss(losses, weights)
+    total = loss - ent_coef * weighted_loss(evaluation.entropy, weights) if ent_coef > 0 else loss
+    entropy = masked_mean(evaluation.entropy.detach(), batch.mask)
     ratio = torch.exp(evaluation.log_prob - batch.old_log_probs).detach()
     zero = torch.zeros(())
     return LossTerms(total, loss, zero, entropy, zero, batch.steps(ratio))

@@ -93,7 +93,7 @@ class ReMax:
         return batch.select((ids.sort().values >= 0).nonzero().flatten())
 
     def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
-        """``-A * log pi(completion) - ent_coef * entropy``, mean over completions."""
+        """``-A * log pi(completion) - ent_coef * its steps' entropy``, mean over completions."""
         return groups.sequence_gradient_loss(self.policy, batch, self.config.ent_coef)
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:

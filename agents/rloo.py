@@ -29,7 +29,7 @@ class RLOOConfig:
     num_generations       completions per prompt, at least 2
     n_groups              prompts per gradient step
     beta                  factor of the KL to the reference policy, in the reward per step (k1)
-    ent_coef              factor of the entropy bonus
+    ent_coef              factor of the entropy bonus, the sum over the steps of a completion
     max_grad_norm         the gradient is scaled down to this norm; None: off
     policy, policy_kwargs as in PPO
     ====================  ==========================================================================
@@ -90,7 +90,7 @@ class RLOO:
         return groups.group_batch(rollout, advantages, rewards)
 
     def loss(self, batch: Batch, progress_remaining: float = 1.0) -> LossTerms:
-        """``-A * log pi(completion) - ent_coef * entropy``, mean over completions."""
+        """``-A * log pi(completion) - ent_coef * its steps' entropy``, mean over completions."""
         return groups.sequence_gradient_loss(self.policy, batch, self.config.ent_coef)
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:

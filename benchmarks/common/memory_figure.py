@@ -80,8 +80,8 @@ def draw_budget(panel: Axes, params: float, rows: Sequence[Any]) -> None:
 
 def draw_measured(panel: Axes, measured: Sequence[Measured]) -> None:
     """Predicted bars, and marks for what tensors and process really took."""
-    for y, x in enumerate(measured):
-        stack(panel, y, x.predicted, 1e6)
+    for place, x in enumerate(measured):
+        stack(panel, place, x.predicted, 1e6)
     y = np.arange(len(measured))
     panel.plot(
         [x.measured_total / 1e6 for x in measured], y, "|", color="black", markersize=16, markeredgewidth=2,

@@ -159,8 +159,9 @@ def build_model(role: str, size: Size, dtype: torch.dtype) -> nn.Module:
 
     config = transformers.GPT2Config(
         n_layer=size.layers, n_embd=size.hidden, n_head=max(1, size.hidden // 64), n_positions=POSITIONS,
-        vocab_size=size.vocabulary, bos_token_id=0, eos_token_id=0, pad_token_id=0, num_labels=1,
+        vocab_size=size.vocabulary, bos_token_id=0, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
+    config.num_labels = 1
     kinds = {
         "policy": transformers.AutoModelForCausalLM,
         "reference": transformers.AutoModelForCausalLM,
