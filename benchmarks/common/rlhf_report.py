@@ -187,8 +187,8 @@ def print_rows(
             "KL to ref.",
             "length",
             "entropy",
-            "KL to optimum",
-            "KL to learned",
+            "to optimum",
+            "to learned",
         ],
         table,
         caption="Means of the last policies with 95% bootstrap intervals; rewards in deviations of the "
