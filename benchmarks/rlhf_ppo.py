@@ -16,19 +16,20 @@ is by default the n-gram (`--reference sft` for the frozen SFT policy). The n-gr
 only with it the optimum is exact: by soft value iteration for the gold reward on both tasks, and for the
 learned reward by enumeration on the small one.
 
-Measured with the defaults (three seeds, 18 minutes of CPU time in all). On the large task without the KL the
-proxy rises from 0 to 2.7 and on, while gold, 3.2 at each run's best, falls to -5.2 [-13.8, -0.3]. At beta 0.05
-the proxy ends at 2.2 and gold keeps 1.7, at beta 0.5 they end at 1.6 and 1.1: less gained, nothing lost. The
-optimum at beta 0.05 is worth 25 and says "kobe" over and over, which one reference response in 5,000 holds:
-the reward model hardly met it, so the KL to that optimum only falls from 448 to 419 nats, and with the gold
-reward as PPO's own to 242, at gold 13.0 from "ul" and "sa", which are easier to find. On the small task,
-where it can all be found, PPO reaches the optimum of what it is given: KL(policy || optimum) falls from 40 to
-0.84 (beta 0.05) and 1.4 to 0.055 (0.5) for the learned reward, from 96 to 0.21 and 3.2 to 0.083 for gold. The
-optima of the learned reward themselves lose gold beyond some 3 to 7 nats from the reference.
+Measured with the defaults (three seeds, 18 minutes of CPU time in all). On the large task without the KL
+the proxy rises from 0 to 2.7 and on, while gold, 3.2 at each run's best, falls to -5.2 [-13.8, -0.3]. At
+beta 0.05 the proxy ends at 2.2 and gold keeps 1.7, at beta 0.5 they end at 1.6 and 1.1: less gained,
+nothing lost. The optimum at beta 0.05 is worth 25 and says "kobe" over and over, which one reference
+response in 5,000 holds: the reward model hardly met it, so the KL to that optimum only falls from 448 to
+419 nats, and with the gold reward as PPO's own to 242, at gold 13.0 from "ul" and "sa", which are easier
+to find. On the small task, where it can all be found, PPO reaches the optimum of what it is given:
+KL(policy || optimum) falls from 40 to 0.84 (beta 0.05) and 1.4 to 0.055 (0.5) for the learned reward,
+from 96 to 0.21 and 3.2 to 0.083 for gold. The optima of the learned reward themselves lose gold beyond
+some 3 to 7 nats from the reference.
 
-The alarm for KL and length that climb together is raised early in 27 of the 30 runs, also with the gold reward:
-here the optimum is longer than the reference. It says where to look, not what is wrong. The one for the clip
-fraction is never raised.
+The alarm for KL and length that climb together is raised early in 27 of the 30 runs, also with the gold
+reward: here the optimum is longer than the reference. It says where to look, not what is wrong. The one
+for the clip fraction is never raised.
 
 --selftest checks every stage against what is exactly true of it, in seconds. A --train that was stopped
 continues. Under --out it leaves the result of every run, `summary.json`, `summary.csv`, `samples.txt`,
