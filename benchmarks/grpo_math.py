@@ -7,14 +7,14 @@
 
 `VerifiableMath-v0`: sums of two numbers of two digits, a token for each character, answers written from the
 last digit on (a GPT learns those with far fewer examples; `--no-reverse-digits` is reading order). A GPT of
-100,000 weights is fine-tuned on 250 solved problems until it solves a quarter of the validation problems.
+100,000 weights is fine-tuned on 300 solved problems until it solves a quarter of the validation problems.
 Every run starts from there, draws problems of the whole train split and is told by the verifier whether an
 answer is right: it never sees another solution. Weights are chosen on the validation problems and measured
 on the held-out ones. No problem, in either order of its terms, is in two of the splits.
 
-Parts: **main**, GRPO beside SFT continued on the same 250 problems for as many passes through the network;
+Parts: **main**, GRPO beside SFT continued on the same 300 problems for as many passes through the network;
 **groups** of 2 to 16 at equal completions; **baselines**, RLOO, REINFORCE, PPO, and SB3's PPO (its own
-network, cloned from the same 250 solutions); **controls**, GRPO on nothing but the 250 problems, and SFT on
+network, cloned from the same 300 solutions); **controls**, GRPO on nothing but the 300 problems, and SFT on
 the solutions of all train problems; **probes**, GRPO paid by a verifier that looks for the true number
 anywhere in the answer; **chain**, SFT - GRPO - DPO on pairs of right and wrong answers, each from the weights
 of the one before.
@@ -62,11 +62,11 @@ class Args:
     """Digits of each number."""
     reverse_digits: bool = True
     """Answers are written from the last digit on."""
-    n_train: int = 250
+    n_train: int = 300
     """Solved problems to fine-tune on."""
     start_accuracy: float = 0.25
     """Fine-tuning ends when so much of the validation problems is solved."""
-    completions: int = 256_000
+    completions: int = 200_000
     """Completions of a run."""
     problems: int = 400
     """Held-out problems that are sampled for pass@k; greedy accuracy is that of all."""
@@ -74,8 +74,8 @@ class Args:
     """Samples of each."""
     seeds: int = 3
     """Runs of each arm; each has its own solved problems, weights and samples."""
-    seed: int = 0
-    """Seed of the first."""
+    seed: int = 3
+    """Seed of the first. The defaults were chosen on seeds 0 to 2."""
     workers: int = available_cores()
     """Runs at a time, each on one thread."""
     out: Path = Path("results/grpo_math")
