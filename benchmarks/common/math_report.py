@@ -152,7 +152,7 @@ def _pass_at_k(axes: Axes, shown: Sequence[tuple[str, Sequence[dict[str, Any]]]]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(k) for k in ticks])
     axes.set(title="One of k samples is right", xlabel="k", ylabel="held-out problems (%)", ylim=(0, 101))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8)
 
 
 def _lengths(axes: Axes, arms: Sequence[Arm], results: Results) -> None:
@@ -192,7 +192,7 @@ def draw(arms: Sequence[Arm], results: Results, start: Sequence[dict[str, Any]],
     panels.append(lambda a: _pass_at_k(a, shown))
     controls = part("controls")
     if len(controls) > 1:
-        panels.append(lambda a: _curves(a, controls, results, "What is known"))
+        panels.append(lambda a: _curves(a, controls, results, "What a run is given"))
     probe = part("probes")
     if len(probe) > 1:
         lenient = [arm for arm in probe if arm.name == "lenient"]
@@ -219,4 +219,4 @@ def _probe(axes: Axes, arms: Sequence[Arm], results: Results) -> None:
             runs.append((np.array([p["completions"] / 1000 for p in points]),
                          100 * np.array([p[key] for p in points])))  # fmt: skip
         draw_curves(axes, runs, label, index)
-    _percent(axes, "Trained on the lenient verifier", "completions in training (%)")
+    _percent(axes, "GRPO paid by the lenient verifier", "completions in training (%)")

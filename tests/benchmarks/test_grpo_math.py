@@ -199,7 +199,7 @@ def test_verdicts_go_every_way(runs, verdict):
     "change, message",
     [({"seeds": 1}, "--seeds is 1"), ({"completions": 10}, "--completions is 10"), ({"parts": ()}, "--parts"),
      ({"presets": ("dapoo",)}, "dapo"), ({"start_accuracy": 0.0}, "--start-accuracy is 0.0"),
-     ({"init": Path("nowhere")}, "--init nowhere has no seed-0")],
+     ({"init": Path("nowhere")}, "--init nowhere has no seed-3")],
 )  # fmt: skip
 def test_bad_options_are_named(change, message, capsys):
     assert script.main(script.Args(**change)) == 2
@@ -224,7 +224,7 @@ def test_the_script_end_to_end(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "EVALUATIONS", 3)
     monkeypatch.setattr(math_sb3, "CLONING_EPOCHS", 2)
     sizes = {"--digits": "1", "--n-train": "20", "--completions": "2048", "--problems": "4",
-             "--samples": "8", "--seeds": "2"}  # fmt: skip
+             "--samples": "8", "--seeds": "2", "--seed": "0"}  # fmt: skip
     command = list(itertools.chain.from_iterable(sizes.items()))
     one, two = tmp_path / "one", tmp_path / "two"
     args = tyro.cli(script.Args, args=[*command, "--out", str(one), "--parts", "main", "baselines",
