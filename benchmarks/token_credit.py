@@ -10,6 +10,12 @@ same, so both have the same objective and the same exact optimum; only the credi
 random weights is trained by PPO with everything else equal: samples, seeds and settings, for each lambda of
 GAE. In the limit of a perfect critic there would be nothing to buy.
 
+Measured with the defaults (four CPU minutes): at lambda 0.95 a reward for each token ends at an objective of
+1.84 [1.49, 2.20], one at the end at 1.06 [1.04, 1.09]; at lambda 1 it is 2.05 [1.41, 2.67] and 1.13 [1.09,
+1.16]. The gain is there at both lambdas, so it is not only what a lambda below 1 forgets. With each token,
+the same two of the five seeds end near what "end" reaches (1.2 to 1.3), the others at 2.2 to 2.8. All are
+far from the optimum, 4.65.
+
 The curve is J = reward - beta KL(policy || reference) of each rollout, before it is learned from. The
 distance to the optimum is exact in it: KL(policy || optimum) = (J* - J) / beta.
 
@@ -37,7 +43,7 @@ from common.plots import draw_curves, new_figure, save_figure
 from common.quick import apply_quick
 from common.runner import Job, Outcome, available_cores, report_failures, run_jobs, versions
 from common.stats import Estimate, estimate
-from common.tables import interval, make_console, print_table
+from common.tables import interval, make_console, number, print_table
 from llmgym.syllable_task import syllable_task
 from llmgym.token_solution import TokenSolution
 
@@ -243,7 +249,7 @@ def report(console: Console, args: Args, outcomes: Sequence[Outcome]) -> None:
         f"PPO on the default token task, beta {args.beta:g}, {args.steps:,} tokens, {args.runs} seeds",
         ["paid", "lambda", "reward", "KL ref.", "objective", "KL to optimum", f"tokens to {reference:.2f}"],
         [
-            [f"at {row.reward_at}", f"{row.gae_lambda:g}", interval(row.reward, 2), interval(row.kl, 1),
+            [f"at {row.reward_at}", f"{row.gae_lambda:g}", interval(row.reward, 2), number(row.kl.value, 1),
              interval(row.objective, 2), interval(row.kl_opt, 1), interval(row.crossed, 0)]
             for row in rows
         ],
