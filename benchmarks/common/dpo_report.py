@@ -134,7 +134,7 @@ def print_rows(console: Console, beta: float, rows: Sequence[Row], exact: Exact)
         caption="accuracy: of the implicit reward log pi - log ref on held-out preferences. Rewards in "
         "deviations of the reference's, KL in nats of whole responses, objective = gold - beta KL. "
         "Seconds and memory of the method alone, PPO with its reward model; DPO and PPO start from the SFT "
-        "policy. Memory: growth of the resident process to its peak.",
+        "policy. MiB: growth of the resident process to its peak, mostly temporary buffers.",
     )
 
 
