@@ -34,8 +34,8 @@ Measured with the defaults (18 CPU minutes), mean [95% interval] of five seeds:
 DPO is nearer by 0.21 [0.19, 0.25], in pairs of a seed. Gold itself predicts 0.71 of the held-out
 preferences, the reward model 0.65. Over the grids DPO's distances go from 0.82 to 1.21, PPO's from 1.03 to
 1.34; more epochs help both. More samples help PPO a little: on seed 0 it comes from 1.00 to 0.94 with 200,000
-tokens, with 2 epochs as with 4, where DPO has 0.82. Neither is near the optimum: 13% of its responses have the
-best pattern, "kobe", and 1 in 40,000 of the reference's, so hardly a preference is about it.
+tokens, with 2 epochs as with 4, where DPO has 0.82. Neither is near the optimum: 13% of the optimum's
+responses have the best pattern, "kobe", and 1 in 40,000 of the reference's: hardly a preference is about it.
 
 Peak memory does not tell methods with networks of this size apart: it differs by some 30 MiB between runs of
 one method (`memory_budget.py` counts what larger ones hold).
