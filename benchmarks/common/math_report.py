@@ -147,7 +147,9 @@ def _pass_at_k(axes: Axes, shown: Sequence[tuple[str, Sequence[dict[str, Any]]]]
     for index, (title, results) in enumerate(shown):
         ks = [int(k) for k in results[0]["pass_at_k"]]
         means = [100 * np.mean([r["pass_at_k"][str(k)] for r in results]) for k in ks]
-        axes.plot(ks, means, marker="o", color=PALETTE[index % len(PALETTE)], label=title)
+        # The start in grey, so that an arm has the colour here that it has in the learning curves.
+        colour = PALETTE[(index - 1) % len(PALETTE)] if index else "0.4"
+        axes.plot(ks, means, marker="o", color=colour, label=title)
     ticks = [int(k) for k in shown[0][1][0]["pass_at_k"]]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(k) for k in ticks])
