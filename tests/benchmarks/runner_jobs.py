@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,8 @@ def draw(config, folder):
 
 def sweep(out):
     """A sweep of a job that ends and one that blocks until the file `go` is there."""
+    # Programs in the background of a shell script are started with Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     go = str(Path(out) / "go")
     jobs = [
         Job("first", {"value": 1}),
