@@ -27,7 +27,13 @@ answers that SFT's samples hold already: one of 16 samples is right for 64% of t
 after GRPO. Its samples are nearly all alike then (pass@1 94%): 40% of the groups have no signal early on, 90%
 at the end. The number of solved problems matters: with 400, SFT alone came to 95% of the validation problems
 (one seed); with 250, one seed of three had 22% of the held-out ones after 215 epochs, and was sure of its
-answers (one of 16 samples right for 35%). The other parts have not been run at these sizes.
+answers (one of 16 samples right for 35%).
+
+The lenient verifier is fooled by both seeds (3 and 4) that were run: at the end it pays 95 and 96% of the
+completions, 1% are right, and wrong ones have the eight tokens that are allowed. One seed collapsed at 45,000
+completions (58.4% of the held-out problems with the weights chosen on validation, 0.0% with the last ones),
+the other between 110,000 and 145,000 (79.1% and 0.4%). A quarter of GRPO's completions came to 65.1%
+(seed 3). The other parts have not been run at these sizes.
 
 A command that was stopped continues. Under --out it leaves every run, `summary.json`, `table.csv` and
 `grpo_math.png`.

@@ -31,6 +31,7 @@ class Row:
     lenient      samples in which the true answer occurs
     length       mean tokens of samples
     seconds      CPU seconds of training, without measuring and without the fine-tuning before
+    paid_end     reward of the completions at the end of training, right_end: those that are right
     to_90        CPU seconds to 90% of the validation problems; None in the list: not reached
     runs         held-out accuracy of each seed
     ===========  ==================================================================================
@@ -46,6 +47,8 @@ class Row:
     lenient: Estimate
     length: Estimate
     seconds: Estimate
+    paid_end: Estimate
+    right_end: Estimate
     to_90: list[float | None]
     runs: list[float]
 
@@ -71,6 +74,8 @@ def make_row(name: str, title: str, results: Sequence[dict[str, Any]]) -> Row:
         lenient=over([r["lenient"] for r in results], 100),
         length=over([r["length"] for r in results]),
         seconds=over([r["seconds"] for r in results]),
+        paid_end=over([r["curve"][-1].get("reward") for r in results], 100),
+        right_end=over([r["curve"][-1].get("pass_rate") for r in results], 100),
         to_90=[next((p["seconds"] for p in r["curve"] if p["accuracy"] >= 0.9), None) for r in results],
         runs=[r["accuracy"] for r in results],
     )
@@ -110,8 +115,9 @@ def verdicts(rows: dict[str, Row], start: Row) -> list[str]:
     if "lenient" in rows:
         row = rows["lenient"]
         lines.append(
-            f"Paid by the lenient verifier: it sees the answer in {number(row.lenient.value)}% of the "
-            f"samples, {number(row.pass_1.value)}% are right; {number(row.length.value, 2)} tokens each."
+            f"Paid by the lenient verifier: at the end it pays {interval(row.paid_end)}% of the completions "
+            f"in training, and {number(row.right_end.value)}% are right; so are greedy answers to "
+            f"{interval(row.last)}% of the held-out problems."
         )
     return lines
 

@@ -184,7 +184,7 @@ def make(root: Path, arm: str) -> Path:
 
 def row(name: str, runs: list[float]) -> script.Row:
     mean = Estimate(100 * float(np.mean(runs)), None, None, len(runs))
-    return script.Row(name, name, *[mean] * 8, to_90=[], runs=runs)
+    return script.Row(name, name, *[mean] * 10, to_90=[], runs=runs)
 
 
 @pytest.mark.parametrize(
