@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "data" / "answers.jsonl").read_text().splitlines()]
 # Where the right grade is a matter of convention and ours is not the one of the row: no unit is converted.
 OWN_CONVENTION = {"ANS-164": False}
+EXPRESSIONS = {"ANS-189", "ANS-191"}  # right only by algebra, which the llm extra does
 LABELS = "labelled_solutions.jsonl"
 
 
@@ -30,6 +31,8 @@ def labels_path() -> Path | None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_answer_case(case):
+    if case["id"] in EXPRESSIONS:
+        pytest.importorskip("latex2sympy2_extended")
     right = OWN_CONVENTION.get(case["id"], case["correct"])
     assert is_correct(case["response"], case["truth"]) == right, case["why"]
 
