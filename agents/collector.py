@@ -84,8 +84,6 @@ class Collector:
         self._idle[:] = False
         self._returns[:] = 0.0
         self._lengths[:] = 0
-        if self.sequences:
-            self._decoding = self.policy.new_state(self.env.num_envs)  # type: ignore[attr-defined]
         return info
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,7 +175,9 @@ class Collector:
         return {"task_id": task_ids if self._rows_wait else int(task_ids[0])}
 
     def _record_episodes(self, recording: Recording, missing: np.ndarray, greedy: bool = False) -> None:
-        """Step until each row has as many whole episodes as ``missing`` [N] says."""
+        """Step until each row has as many whole episodes as ``missing`` [N] says, from a reset on."""
+        if self.sequences:
+            self._decoding = self.policy.new_state(self.env.num_envs)  # type: ignore[attr-defined]
         while (missing > 0).any():
             missing = missing - self._step(recording, missing > 0, greedy)
         # Whatever rows went on to do beyond their last episode is not part of any record.

@@ -128,7 +128,7 @@ class DPO:
         with training.single_thread(), torch.no_grad():
             parts = [
                 (answer_log_probs(reference, part.chosen), answer_log_probs(reference, part.rejected))
-                for part in fitting.shuffled(preferences, 256, None)
+                for part in training.minibatches(preferences, 256, None)
             ]
         chosen, rejected = zip(*parts, strict=True)
         return Pairs(preferences, torch.cat(chosen), torch.cat(rejected))
@@ -190,7 +190,7 @@ class DPO:
         training.set_learning_rate(self.optimizer, learning_rate)
         means = fitting.Means()
         for _ in range(cfg.n_epochs):
-            for part in fitting.shuffled(pairs, cfg.batch_size, self.generator):
+            for part in training.minibatches(pairs, cfg.batch_size, self.generator):
                 fitting.step(part, self.loss, self.optimizer, cfg.max_grad_norm, means)
                 self.n_updates += 1
         return means.result() | {

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,15 +20,7 @@ from agents.schedules import schedule
 RECORDS = 200  # lines of metrics of a long run: enough for a curve
 
 
-class Data(Protocol):
-    """Rows that can be counted and selected, such as `Responses` and `Preferences`."""
-
-    def __len__(self) -> int: ...
-
-    def select(self, index: Tensor) -> Any: ...
-
-
-D = TypeVar("D", bound=Data)
+D = TypeVar("D", bound=training.Data)
 Loss = Callable[[D], tuple[Tensor, Mapping[str, Tensor | float]]]
 
 
@@ -49,19 +41,6 @@ def check_fit_config(config: FitConfig) -> None:
     """Raise ValueError, naming field and value, unless the fields of `FitConfig` are allowed."""
     training.check_fields(config, batch_size="integer >= 1", n_epochs="integer >= 1", max_grad_norm="> 0")
     schedule(config.learning_rate, "learning_rate")
-
-
-def shuffled(data: D, batch_size: int, generator: torch.Generator | None) -> Iterator[D]:
-    """Parts that hold each row once, the last one perhaps short; in order if generator is None.
-
-    A part that holds all rows is not shuffled: means over it do not depend on the order.
-    """
-    if len(data) <= batch_size:
-        yield data
-        return
-    order = torch.arange(len(data)) if generator is None else torch.randperm(len(data), generator=generator)
-    for index in order.split(batch_size):
-        yield data.select(index)
 
 
 class Means:
@@ -120,7 +99,9 @@ def fit(
     every = max(1, total // RECORDS)
     rate = schedule(config.learning_rate)
     parts = (
-        part for _ in range(config.n_epochs) for part in shuffled(data, config.batch_size, generator)
+        part
+        for _ in range(config.n_epochs)
+        for part in training.minibatches(data, config.batch_size, generator)
     )
     lines: list[dict[str, float]] = []
     means = Means()
@@ -148,6 +129,6 @@ def evaluate(data: D, loss: Loss[D], batch_size: int) -> dict[str, float]:
         raise ValueError("the data has no rows; there is nothing to evaluate")
     means = Means()
     with training.single_thread(), torch.no_grad():
-        for part in shuffled(data, batch_size, None):
+        for part in training.minibatches(data, batch_size, None):
             means.add(loss(part)[1], len(part))
     return means.result()

@@ -140,10 +140,8 @@ class Reinforce:
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One gradient step on the whole rollout. Returns its metrics."""
         batch = self.prepare(rollout)
-        metrics = training.one_step(self, batch, progress_remaining)
+        terms, metrics = training.one_step(self, batch, progress_remaining)
         if self.config.baseline == "value":
-            with torch.no_grad():
-                values = 2.0 * masked_mean(value_loss(batch.old_values, batch.returns), batch.mask)
-            metrics["train/value_loss"] = values.item()
+            metrics["train/value_loss"] = terms.value.item()
             metrics["train/explained_variance"] = training.explained_variance(batch)
         return metrics

@@ -98,7 +98,7 @@ class ReMax:
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One gradient step on the sampled completions. Returns its metrics."""
-        metrics = training.one_step(self, self.prepare(rollout), progress_remaining)
+        _, metrics = training.one_step(self, self.prepare(rollout), progress_remaining)
         sampled = rollout.episodes.group_ids >= 0
         return metrics | groups.group_metrics(rollout.episodes.select(sampled)) | {
             "group/greedy_reward": float(rollout.episodes.returns[~sampled].mean())

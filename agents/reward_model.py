@@ -90,7 +90,7 @@ class RewardModel(nn.Module):
     def score(self, responses: Responses, batch_size: int = 256) -> Tensor:
         """Scores [B] without gradient, some rows at a time."""
         with training.single_thread(), torch.no_grad():
-            return torch.cat([self(part) for part in fitting.shuffled(responses, batch_size, None)])
+            return torch.cat([self(part) for part in training.minibatches(responses, batch_size, None)])
 
     def score_tokens(self, tokens: Tensor, batch_size: int = 256) -> Tensor:
         """`score` of token ids with the whole responses, int64 [B, L]; only with a `SequenceScore`."""

@@ -95,5 +95,5 @@ class RLOO:
 
     def update(self, rollout: Rollout, progress_remaining: float = 1.0) -> dict[str, float]:
         """One gradient step on the whole rollout. Returns its metrics."""
-        metrics = training.one_step(self, self.prepare(rollout), progress_remaining)
+        _, metrics = training.one_step(self, self.prepare(rollout), progress_remaining)
         return metrics | groups.group_metrics(rollout.episodes)

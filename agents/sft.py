@@ -86,7 +86,7 @@ class SFT:
         """``sft/loss`` of other responses, the mean over their tokens."""
         tokens, total = 0, 0.0
         with training.single_thread(), torch.no_grad():
-            for part in fitting.shuffled(responses, self.config.batch_size, None):
+            for part in training.minibatches(responses, self.config.batch_size, None):
                 tokens += int(part.lengths.sum())
                 total -= float(answer_log_probs(self.policy, part).sum())
         return {"sft/loss": total / max(tokens, 1)}

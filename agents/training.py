@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,17 @@ from agents.schedules import schedule
 from llmgym.checks import did_you_mean
 
 C = TypeVar("C")
+
+
+class Data(Protocol):
+    """Rows that can be counted and selected, such as a `Batch`, `Responses` or `Preferences`."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, index: Tensor) -> Any: ...
+
+
+D = TypeVar("D", bound=Data)
 
 
 def check_fields(config: Any, **allowed: str) -> None:
@@ -136,16 +147,17 @@ def refuse_stale(rollout: Rollout, collector: Collector) -> None:
         )
 
 
-def minibatches(batch: Batch, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
-    """Parts that hold each sample once, shuffled; the last one may be short.
+def minibatches(data: D, batch_size: int, generator: torch.Generator | None) -> Iterator[D]:
+    """Parts that hold each sample once, shuffled; the last one may be short. In order without a generator.
 
     A part that holds all samples is not shuffled: means over it do not depend on the order.
     """
-    if len(batch) <= batch_size:
-        yield batch
+    if len(data) <= batch_size:
+        yield data
         return
-    for index in torch.randperm(len(batch), generator=generator).split(batch_size):
-        yield batch.select(index)
+    order = torch.arange(len(data)) if generator is None else torch.randperm(len(data), generator=generator)
+    for index in order.split(batch_size):
+        yield data.select(index)
 
 
 def rollout_metrics(collector: Collector) -> dict[str, float]:
@@ -176,15 +188,15 @@ def mean_terms(history: list[LossTerms]) -> dict[str, float]:
     return metrics | {"train/approx_kl": approx_kl(ratio)}
 
 
-def one_step(agent: Any, batch: Batch, progress_remaining: float) -> dict[str, float]:
-    """One gradient step of ``agent.loss`` on all of a batch, and its metrics."""
+def one_step(agent: Any, batch: Batch, progress_remaining: float) -> tuple[LossTerms, dict[str, float]]:
+    """One gradient step of ``agent.loss`` on all of a batch: the terms of its loss, and its metrics."""
     learning_rate = schedule(agent.config.learning_rate)(progress_remaining)
     set_learning_rate(agent.optimizer, learning_rate)
     terms = agent.loss(batch, progress_remaining)
     grad_norm = gradient_step(terms.total, agent.optimizer, agent.config.max_grad_norm)
     agent.n_updates += 1
     agent.collector.policy_version += 1
-    return kl_ref(batch) | rollout_metrics(agent.collector) | {
+    return terms.detach(), kl_ref(batch) | rollout_metrics(agent.collector) | {
         "time/total_timesteps": agent.num_timesteps,
         "train/loss": terms.total.item(),
         "train/policy_gradient_loss": terms.policy.item(),

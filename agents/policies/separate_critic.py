@@ -64,11 +64,9 @@ class SeparateCritic(nn.Module):
         if actions.ndim == 1:
             return Evaluation(*(x.squeeze(1) for x in self.evaluate(observations, actions.unsqueeze(1))))
         log_prob, entropy, _ = self.actor.evaluate(observations, actions)
-        lengths, real = self.body.lengths(observations), actions >= 0
-        every = self._value(self.body(observations[:, : int(lengths.max()) if len(lengths) else 0]))
-        row, t = real.nonzero(as_tuple=True)
-        values = every[row, (lengths - real.sum(1))[row] + t]
-        return Evaluation(log_prob, entropy, log_prob.new_zeros(actions.shape).masked_scatter(real, values))
+        real, hidden = self.body.action_hidden(observations, actions)
+        values = log_prob.new_zeros(actions.shape).masked_scatter(real, self._value(hidden))
+        return Evaluation(log_prob, entropy, values)
 
     def value(self, observations: Tensor) -> Tensor:
         """V after the last token of each row; (B, L) -> (B,)."""

@@ -26,7 +26,7 @@ from agents.preferences import Preferences, answer_log_probs
 from agents.preferences import Responses as Records
 from agents.reward_model import RewardModel, RewardTrainer, reward_model_from
 from agents.sft import SFT
-from agents.training import make_generator, single_thread
+from agents.training import make_generator, minibatches, single_thread
 from common.memory_measure import peak_bytes, resident_bytes
 from common.rlhf_pipeline import (
     ENV,
@@ -230,7 +230,7 @@ def implicit_accuracy(policy: Any, pairs: Pairs) -> float:
     """Share of the pairs in which ``log pi - log ref`` of the chosen answer is the higher one."""
     total = 0.0
     with single_thread(), torch.no_grad():
-        for part in fitting.shuffled(pairs, ROWS, None):
+        for part in minibatches(pairs, ROWS, None):
             given = part.preferences
             chosen = answer_log_probs(policy, given.chosen) - part.ref_chosen
             rejected = answer_log_probs(policy, given.rejected) - part.ref_rejected
