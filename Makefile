@@ -45,7 +45,7 @@ endef
 $(VENV)/.installed: $(PACKAGING)
 	$(check_python)
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[dev,llm]"
+	$(VENV)/bin/python $(PIP_INSTALL) -c requirements.lock -e ".[dev,llm,offline]"
 	@touch $@
 
 # Everything but UNLOCKED keeps its locked version: a failure here is then Gymnasium's or SB3's.
@@ -70,7 +70,7 @@ lock: ## resolve setup.cfg with all extras again and write requirements.lock
 	printf '%s\n' \
 		'# Made by `make lock`: every package that setup.cfg and all of its extras need, in one resolution' \
 		'# for Python 3.11 and newer. Use it as a constraints file:' \
-		'#     pip install -c requirements.lock -e ".[dev,llm]"' \
+		'#     pip install -c requirements.lock -e ".[dev,llm,offline]"' \
 		'# torch has no local version (+cpu, +cu130), and the nvidia-*, cuda-* and triton packages are left' \
 		'# out: the CUDA builds of torch pin those exactly in their own metadata, so that a CPU wheel' \
 		'# installs where there is one and a CUDA build elsewhere. d3rlpy is why gymnasium is 1.0.0.' \
