@@ -108,6 +108,6 @@ class BehaviourPolicy:
         own = ((self.weights[0].shape[0],), self.low.shape)
         if not isinstance(action, Box) or (observation.shape, action.shape) != own:
             raise ValueError(
-                f"the policy was trained on {self.about.get('env', 'another environment')}, observations of "
-                f"shape {own[0]} and actions of shape {own[1]}; the environment has {observation} and {action}"
+                f"the policy, trained on {self.about.get('env')}, takes observations of shape {own[0]} and "
+                f"gives actions of shape {own[1]}; the environment has {observation} and {action}"
             )
