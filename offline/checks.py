@@ -5,6 +5,7 @@ They look at some thousand rows at a time, so that a million rows need hardly mo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def as_numbers(name: str, values: Any) -> np.ndarray:
+    """An array of real numbers with a first axis, for which nothing is copied if it is one."""
     array = _array(name, values)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{name}: got dtype {array.dtype}; allowed: real numbers")
@@ -31,11 +33,13 @@ def as_numbers(name: str, values: Any) -> np.ndarray:
 
 
 def check_rows(name: str, array: np.ndarray, n: int) -> None:
+    """Raise ValueError unless there are n rows."""
     if len(array) != n:
         raise ValueError(f"{name}: got {len(array)} rows; allowed: {n}, as many as observations")
 
 
 def as_column(name: str, array: np.ndarray, n: int) -> np.ndarray:
+    """[n] out of [n] or [n, 1]."""
     check_rows(name, array, n)
     if array.shape not in ((n,), (n, 1)):
         raise ValueError(f"{name}: got shape {array.shape}; allowed: ({n},) or ({n}, 1)")
@@ -43,6 +47,7 @@ def as_column(name: str, array: np.ndarray, n: int) -> np.ndarray:
 
 
 def as_actions(values: Any, n: int) -> np.ndarray:
+    """[n, A] of a float dtype, or [n] int64: the dtype decides, whatever the values."""
     array = _array("actions", values)
     check_rows("actions", array, n)
     if array.dtype.kind == "f" and array.ndim <= 2:
@@ -56,6 +61,7 @@ def as_actions(values: Any, n: int) -> np.ndarray:
 
 
 def as_flags(name: str, values: Any, n: int) -> np.ndarray:
+    """bool [n] out of bool or numbers 0 and 1, [n] or [n, 1]."""
     array = as_column(name, as_numbers(name, values), n)
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if len(wrong):
@@ -64,6 +70,7 @@ def as_flags(name: str, values: Any, n: int) -> np.ndarray:
 
 
 def as_next(values: Any, observations: np.ndarray) -> np.ndarray:
+    """Next observations in the shape and dtype of the observations."""
     array = as_numbers("next_observations", values)
     check_rows("next_observations", array, len(observations))
     if array.shape != observations.shape or not np.can_cast(array.dtype, observations.dtype, "same_kind"):
@@ -71,12 +78,11 @@ def as_next(values: Any, observations: np.ndarray) -> np.ndarray:
             f"next_observations: got {array.dtype} of shape {array.shape}; allowed: as observations, which "
             f"are {observations.dtype} of shape {observations.shape}"
         )
-    array = array.astype(observations.dtype, copy=False)
-    check_finite("next_observations", array)
-    return array
+    return array.astype(observations.dtype, copy=False)
 
 
 def as_info(name: str, values: Any, n: int) -> np.ndarray:
+    """A further array of n rows."""
     array = _array(f"infos[{name!r}]", values)
     check_rows(f"infos[{name!r}]", array, n)
     if array.dtype.kind == "O":
@@ -97,6 +103,7 @@ def _fail_at(name: str, array: np.ndarray, wrong: np.ndarray, start: int, allowe
 
 
 def check_finite(name: str, array: np.ndarray) -> None:
+    """Raise ValueError with the first row that has NaN or an infinity."""
     if array.dtype.kind != "f":
         return
     for part in chunks(len(array)):
@@ -105,27 +112,30 @@ def check_finite(name: str, array: np.ndarray) -> None:
             _fail_at(name, array, ~finite, part.start, "finite numbers")
 
 
-def check_bounds(actions: np.ndarray, about: dict[str, Any], low: Any, high: Any) -> dict[str, list[Any]]:
-    """The bounds as lists for the metadata, after a check of every action; empty without bounds."""
-    low = about.get("action_low") if low is None else low
-    high = about.get("action_high") if high is None else high
-    if low is None and high is None:
-        return {}
-    if low is None or high is None:
-        raise ValueError(f"action_low={low!r}, action_high={high!r}; allowed: both, or neither")
+def check_bounds(
+    actions: np.ndarray, low: Any, high: Any, clip: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The actions, every one within its bounds, and the bounds [A] in the actions' dtype, or [1]."""
     shape = actions.shape[1:]
     try:
         # In the actions' own dtype: 0.4 as float32 lies above 0.4 as float64.
-        bounds = [np.broadcast_to(np.asarray(x), shape or (1,)).astype(actions.dtype) for x in (low, high)]
-    except ValueError as error:
+        lowest, highest = (
+            np.broadcast_to(np.asarray(x), shape or (1,)).astype(actions.dtype) for x in (low, high)
+        )
+    except (ValueError, TypeError) as error:
         given = f"action_low={low!r}, action_high={high!r}"
-        raise ValueError(f"{given}; allowed: numbers of shape {shape}") from error
+        raise ValueError(f"{given}; allowed: both or neither, numbers or arrays of shape {shape}") from error
+    count = 0
     for part in chunks(len(actions)):
-        wrong = (actions[part] < bounds[0]) | (actions[part] > bounds[1])
-        if wrong.any():
+        wrong = (actions[part] < lowest) | (actions[part] > highest)
+        if wrong.any() and not clip:
             allowed = (
-                f"{low} to {high} (action_low, action_high); if the environment clipped them, store what it "
-                "executed: np.clip(actions, action_low, action_high)"
+                f"{lowest} to {highest} (action_low, action_high); where the environment itself clips them, "
+                "clip_actions=True keeps what it executed"
             )
             _fail_at("actions", actions, wrong, part.start, allowed)
-    return {"action_low": bounds[0].tolist(), "action_high": bounds[1].tolist()}
+        count += int(wrong.reshape(len(wrong), -1).any(axis=1).sum())
+    if count:
+        actions = np.clip(actions, lowest, highest)
+        warnings.warn(f"actions of {count} rows lay outside their bounds and were clipped", stacklevel=4)
+    return actions, lowest, highest
