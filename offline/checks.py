@@ -117,14 +117,18 @@ def check_bounds(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The actions, every one within its bounds, and the bounds [A] in the actions' dtype, or [1]."""
     shape = actions.shape[1:]
+    given = f"action_low={low!r}, action_high={high!r}; allowed:"
+    if low is None or high is None:
+        raise ValueError(f"{given} both or neither")
     try:
         # In the actions' own dtype: 0.4 as float32 lies above 0.4 as float64.
         lowest, highest = (
             np.broadcast_to(np.asarray(x), shape or (1,)).astype(actions.dtype) for x in (low, high)
         )
     except (ValueError, TypeError) as error:
-        given = f"action_low={low!r}, action_high={high!r}"
-        raise ValueError(f"{given}; allowed: both or neither, numbers or arrays of shape {shape}") from error
+        raise ValueError(f"{given} numbers or arrays of shape {shape}") from error
+    if not (lowest <= highest).all():
+        raise ValueError(f"{given} low at most high, in every component")
     count = 0
     for part in chunks(len(actions)):
         wrong = (actions[part] < lowest) | (actions[part] > highest)
