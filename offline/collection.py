@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
@@ -52,10 +53,12 @@ class Plan:
         return [shards(source, self.seed, part, n) for part, (source, n) in rows]
 
     def as_json(self) -> dict[str, Any]:
+        """The plan without the paths of files: what is in them counts, not where they are."""
+        known = [{k: v for k, v in asdict(s).items() if v is not None and k != "path"} for s in self.sources]
         return {
             "env": self.env,
             "env_kwargs": json.loads(json.dumps(self.env_kwargs, default=repr)),
-            "policies": [{k: v for k, v in asdict(s).items() if v is not None} for s in self.sources],
+            "policies": known,
             "steps": self.steps,
             "seed": self.seed,
         }
@@ -67,7 +70,19 @@ def environment(env_id: str, env_kwargs: dict[str, Any]) -> gym.Env:
     Raises:
         UserError: unknown id, with the nearest one; arguments that it does not take.
     """
+    _catch_mujoco_warnings(env_id)
     return make_env(RunConfig(env_id, env_kwargs, 1, "", {}, 0, 1), scalar=True)
+
+
+def _catch_mujoco_warnings(env_id: str) -> None:
+    """Show MuJoCo's warnings once, as Python's; it prints each again and writes MUJOCO_LOG.TXT."""
+    spec = gym.registry.get(env_id)
+    if spec is None or "mujoco" not in str(spec.entry_point) or find_spec("mujoco") is None:
+        return
+    import mujoco
+
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(lambda text: warnings.warn(f"MuJoCo: {text}", stacklevel=2))
 
 
 def record_all(plan: Plan, folder: Path, workers: int, on_rows: OnRows) -> list[Columns]:

@@ -90,8 +90,9 @@ def test_episodes_of_a_gaussian_policy_can_be_played_again(small_streams, policy
     assert np.flatnonzero(data.timeouts).tolist() == [49, 99, 149, 199, 249, 269]
 
 
-def test_mujoco_episodes_can_be_played_again():
+def test_mujoco_episodes_can_be_played_again(tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
     data = collect("Hopper-v5", "random", 130, seed=1)
     assert data.terminals.sum() > 2
     env = gym.make("Hopper-v5")
@@ -102,6 +103,7 @@ def test_mujoco_episodes_can_be_played_again():
             observation, reward, terminated, _, _ = env.step(data.actions[i])
             np.testing.assert_array_equal(data.next_observations[i], observation.astype(np.float32))
             assert data.rewards[i] == np.float32(reward) and data.terminals[i] == terminated
+    assert list(tmp_path.iterdir()) == []  # no MUJOCO_LOG.TXT
 
 
 def test_rows_are_those_of_a_plain_loop(policy_file):
@@ -316,6 +318,7 @@ def test_mixed_policies_share_the_rows(small_streams, policy_file, monkeypatch):
     first, second = data.metadata["policies"]
     assert (first["name"], second["name"]) == ("medium", "random")
     assert first["about"]["env"] == "Pendulum-v1" and len(first["sha256"]) == 64
+    assert str(policy_file.parent) not in json.dumps(data.metadata)  # whoever gets the data has other paths
     returns = episode_returns(data)
     assert first["rows"] == 101 and first["episodes"] == 3
     # The one that was cut, of 11 rows, is not counted.
