@@ -30,7 +30,8 @@ METRICS: dict[str, str] = {
     "train/regularization_loss": "penalty on the logits (discrete BC; 0 unless beta is set)",
     "train/critic_loss": "squared Bellman error, summed over critics; with what CQL adds to it, and with "
     "IQL's value loss",
-    "train/conservative_loss": "weight times the CQL penalty, summed over critics (discrete: not weighted)",
+    "train/conservative_loss": "weight times the CQL penalty, in d3rlpy's form without the 1 / N of its "
+    "samples, summed over critics (discrete: the penalty itself)",
     "train/td_loss": "squared Bellman error (discrete CQL)",
     "train/alpha": "Lagrange multiplier of the CQL penalty; 1 where the weight is fixed",
     "train/q_loss": "squared Bellman error of IQL's critics, summed over them",

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-d3rlpy = pytest.importorskip("d3rlpy")
+pytest.importorskip("d3rlpy")
 
+import d3rlpy
 from d3rlpy.constants import ActionSpace
 from d3rlpy.dataset import MDPDataset
 from d3rlpy.preprocessing import (
@@ -41,7 +42,8 @@ def record(stored=True, discrete=False, **kwargs):
     n = len(terminals)
     episode = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     observations = np.stack([np.arange(n), episode], axis=1).astype(np.float64)
-    following = np.where((terminals | timeouts)[:, None], observations + [0.5, 100], np.roll(observations, -1, 0))
+    last = (terminals | timeouts)[:, None]
+    following = np.where(last, observations + [0.5, 100], np.roll(observations, -1, 0))
     actions = np.arange(n) % 3 if discrete else np.linspace(-1, 1, 2 * n).reshape(n, 2)
     rewards = np.arange(n) ** 2
     return make_dataset(
