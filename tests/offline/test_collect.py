@@ -294,6 +294,17 @@ def test_agents_log_their_own_probabilities(small_streams, name, tmp_path):
     assert_equal(data, collect("CartPole-v1", name, 250, load=tmp_path / "agent.zip"))
 
 
+@pytest.mark.parametrize("name", ["reinforce", "sb3:PPO"])
+def test_a_loaded_agent_draws_anew_in_every_shard_and_for_every_seed(small_streams, name, tmp_path):
+    """A file holds the generator that the agent was saved with, or the seed that it was made with."""
+    agents.make(name, gym.make("AnswerPool-v0"), seed=3).save(tmp_path / "agent.zip")
+    first, second = (
+        collect("AnswerPool-v0", name, 240, seed=seed, load=tmp_path / "agent.zip").actions for seed in (0, 1)
+    )
+    assert (first != second).mean() > 0.5
+    assert (first[:120] != first[120:]).mean() > 0.5  # the one prompt, in two shards
+
+
 def test_a_run_folder_is_a_policy(tmp_path):
     from agents.cli import main as llmgym
 
