@@ -31,7 +31,8 @@ from offline.spaces import Spaces
 class CutEpisode(Episode):
     """A d3rlpy episode that ends at a timeout whose next observation is known.
 
-    Length and return are those of the logged episode, and every step of it is a transition.
+    Length and return are those of the logged episode, and every step of it is a transition. d3rlpy's own
+    ``dump`` does not write the final observation: keep data in our formats.
     """
 
     final_observation: np.ndarray
@@ -39,13 +40,6 @@ class CutEpisode(Episode):
     @property
     def transition_count(self) -> int:
         return self.size()
-
-    def serialize(self) -> dict[str, Any]:
-        return super().serialize() | {"final_observation": self.final_observation}
-
-    @classmethod
-    def deserialize(cls, serializedData: dict[str, Any]) -> CutEpisode:
-        return cls(**serializedData)
 
 
 class TransitionPicker:

@@ -44,7 +44,7 @@ class Spaces:
 
         Raises:
             ValueError: no bounds are known and there are actions outside [-1, 1]; spaces of an
-                environment that are neither Box nor Discrete.
+                environment that are not Box, Discrete or (observations) MultiBinary.
             TypeError: source is neither.
         """
         if isinstance(source, Dataset):
@@ -54,8 +54,8 @@ class Spaces:
         if observation is None or action is None:
             raise TypeError(f"got a {type(source).__name__}; allowed: a Dataset or a Gymnasium environment")
         discrete = isinstance(observation, gym.spaces.Discrete) and observation.start == 0
-        if not discrete and not isinstance(observation, gym.spaces.Box):
-            raise ValueError(f"observation_space={observation}; allowed: Box, Discrete from 0")
+        if not discrete and not isinstance(observation, gym.spaces.Box | gym.spaces.MultiBinary):
+            raise ValueError(f"observation_space={observation}; allowed: Box, MultiBinary, Discrete from 0")
         shape, n_observations = observation.shape, int(observation.n) if discrete else None
         if isinstance(action, gym.spaces.Discrete):
             return cls(shape, int(action.n), True, n_observations, int(action.start))
