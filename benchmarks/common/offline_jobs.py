@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,8 @@ def train_job(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     from offline import algorithms  # here: d3rlpy takes seconds to import
 
     dataset = files.read(config["path"])
-    agent = algorithms.make(config["algo"], dataset, config["seed"], total_steps=config["steps"])
+    widths = {} if config["hidden"] is None else two_layers(config["algo"], config["hidden"])
+    agent = algorithms.make(config["algo"], dataset, config["seed"], total_steps=config["steps"], **widths)
     rows, _ = value_rows(dataset)
     env_id = gymnasium_id(config["dataset"])
     log, training = folder / "evaluations.json", folder / "training"
@@ -161,6 +163,20 @@ def train_job(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     agent.fit(dataset, config["steps"], callback=evaluate, eval_every=config["eval_every"], run_dir=training,
               checkpoint_every=config["eval_every"], resume=True)  # fmt: skip
     return {"seed": config["seed"], "evaluations": evaluations}
+
+
+def two_layers(algo: str, width: int) -> dict[str, Any]:
+    """Fields of an algorithm's configuration that give every network two hidden layers of so many units."""
+    from d3rlpy.models import VectorEncoderFactory
+
+    from offline.configs import make_config
+
+    found = {}
+    for name, factory in vars(make_config(algo, 1, {})).items():
+        if name.endswith("encoder_factory"):
+            kept = factory if isinstance(factory, VectorEncoderFactory) else VectorEncoderFactory()
+            found[name] = replace(kept, hidden_units=[width, width])  # ReBRAC's LayerNorm stays
+    return found
 
 
 def measure(

@@ -92,6 +92,24 @@ def test_values_are_in_the_units_of_the_environment():
     np.testing.assert_allclose(jobs.action_values(agent, None, None), [40.0, 60.0])
 
 
+@pytest.mark.parametrize("algo", ["bc", "cql", "iql", "td3bc", "rebrac", "sac"])
+def test_every_network_has_the_width_that_is_asked_for(algo):
+    from torch import nn
+
+    from offline import algorithms
+
+    data = make_dataset(np.random.default_rng(0).normal(size=(20, 3)), np.zeros((20, 2)), np.arange(20.0),
+                        np.arange(20) % 5 == 4)  # fmt: skip
+    agent = algorithms.make(algo, data, 0, **jobs.two_layers(algo, 7))
+    modules = [m for m in vars(agent.algo.impl.modules).values() if isinstance(m, nn.Module)]
+    sizes = [[x.out_features for x in m.modules() if isinstance(x, nn.Linear)] for m in modules]
+    for network in filter(None, sizes):
+        assert max(network) == 7 and network.count(7) % 2 == 0  # critics come in pairs
+    assert any(sizes)
+    if algo == "rebrac":
+        assert any(isinstance(x, nn.LayerNorm) for m in modules for x in m.modules())
+
+
 # --- the report, on made-up results ---
 
 
@@ -306,7 +324,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(first, tmp_path, monkeypatch,
     out, _ = first
     path = out / "data" / "hopper-random" / "hopper-random.hdf5"
     config = {"dataset": "hopper-random", "path": str(path), "algo": "sac", "seed": 1, "steps": 20,
-              "eval_every": 5, "episodes": 1}  # fmt: skip
+              "eval_every": 5, "episodes": 1, "hidden": 16}  # fmt: skip
     (tmp_path / "stopped").mkdir()
     (tmp_path / "whole").mkdir()
     whole = jobs.train_job(config, tmp_path / "whole")
