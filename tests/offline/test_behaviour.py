@@ -42,7 +42,7 @@ def policy(model):
     return policy_of(model, {"env": "Arm-v0", "steps": 12})
 
 
-OBSERVATIONS = np.random.default_rng(0).uniform(-3, 3, (200, 3)).astype(np.float32)
+OBSERVATIONS = np.random.default_rng(0).uniform(-3, 3, (2000, 3)).astype(np.float32)
 
 
 def test_mean_and_deviation_are_those_of_the_actor(model, policy):
@@ -50,7 +50,7 @@ def test_mean_and_deviation_are_those_of_the_actor(model, policy):
     with torch.no_grad():
         expected_mean, log_std, _ = model.policy.actor.get_action_dist_params(torch.from_numpy(OBSERVATIONS))
     assert log_std.min() == -20 and log_std.max() == 2  # both clamps are met
-    assert mean.shape == std.shape == (200, 2) and mean.dtype == std.dtype == np.float32
+    assert mean.shape == std.shape == (2000, 2) and mean.dtype == std.dtype == np.float32
     np.testing.assert_allclose(mean, expected_mean, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(std, log_std.exp(), rtol=1e-3)
 
@@ -65,7 +65,7 @@ def test_deterministic_actions_are_those_of_the_model(model, policy):
 
 
 def test_drawn_actions_are_of_the_actors_distribution(model, policy):
-    """Of 20,000 draws at one observation each: their means, and our quantiles, within 5 errors."""
+    """Of 20,000 draws at one observation: the means, and our quantiles, within 5 errors."""
     means, stds = policy.distribution(OBSERVATIONS)
     chosen = ((np.abs(means) < 2) & (stds > 0.05) & (stds < 1)).all(axis=1).argmax()
     mean, std = means[chosen], stds[chosen]
