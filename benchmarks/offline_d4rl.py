@@ -14,9 +14,9 @@ Algorithms have the settings of their papers (see `offline.configs`); cql is cql
 takes --steps gradient steps on one thread. The papers take 1,000,000; the default is a twentieth of that, for
 CPUs, where CQL takes more than 100 ms a step, IQL about 10 and BC 2. --hidden makes the networks smaller.
 Every --eval-every steps the deterministic policy plays --episodes episodes, which start the same for all
-algorithms and seeds. Scores are normalised as D4RL's: 0 is a random policy's return, 100 an expert's. Two runs
-of an algorithm differ in their initial weights and minibatches; they share the data, so intervals say nothing
-of how another collection would have come out.
+algorithms and seeds. Scores are normalised as D4RL's: 0 is a random policy's return, 100 an expert's. Two
+runs of an algorithm differ in their initial weights and minibatches; they share the data, so intervals say
+nothing of how another collection would have come out.
 
 Of algorithms with a critic the table also shows what it promises and what comes true: Q(s, pi(s)) at the
 starts of the evaluation episodes beside their discounted return (gamma 0.99), and Q(s, a) at rows of the
