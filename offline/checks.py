@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-CHUNK = 65_536  # rows that are looked at together
+CHUNK = 8_192  # rows that are looked at together: what is made of them stays in the cache
 
 
 def _array(name: str, values: Any) -> np.ndarray:
@@ -63,6 +63,8 @@ def as_actions(values: Any, n: int) -> np.ndarray:
 def as_flags(name: str, values: Any, n: int) -> np.ndarray:
     """bool [n] out of bool or numbers 0 and 1, [n] or [n, 1]."""
     array = as_column(name, as_numbers(name, values), n)
+    if array.dtype == bool:
+        return array
     wrong = np.flatnonzero((array != 0) & (array != 1))
     if len(wrong):
         raise ValueError(f"{name}: row {wrong[0]} has {array[wrong[0]]}; allowed: 0 and 1, or bool")

@@ -178,8 +178,10 @@ def make_dataset(
             known = as_flags("next_known", next_known, n)
             following = _with_placeholders(following, states, known, ends)
         check_finite("next_observations", following)
+    episode = np.cumsum(ends)
+    episode -= ends  # in place: an end belongs to its own episode
     return Dataset(
-        states, moves, gains, following, terminal, timeout, np.cumsum(ends) - ends, about,
+        states, moves, gains, following, terminal, timeout, episode, about,
         {name: as_info(name, values, n) for name, values in (infos or {}).items()}, known,
     )  # fmt: skip
 
