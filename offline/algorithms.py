@@ -243,8 +243,8 @@ class OfflineAgent:
             getattr(self.algo.impl.modules, name).load_state_dict(part)
         self.algo.set_grad_step(state["num_steps"])
         self.seed = state["seed"]
-        self.training.states = state["random"]["training"]
-        self.acting.states = state["random"]["acting"]
+        self.training.load(state["random"]["training"])
+        self.acting.load(state["random"]["acting"])
         self.generator.set_state(state["random"]["rows"])
 
     def save(self, path: str | Path) -> None:
@@ -296,12 +296,18 @@ def load_d3rlpy(path: str | Path, source: Any, trusted: bool = False, device: st
             every such file is somebody else's.
 
     Raises:
-        ValueError: not trusted; an algorithm that is not in `offline.configs`; other spaces.
+        ValueError: not trusted; weights without their configuration; an algorithm that is not in
+            `offline.configs`; other spaces.
     """
     if not trusted:
         raise ValueError(
             f"{path} is a file of d3rlpy's, a pickle, which can run any code when it is read, and this "
             "project did not write it; pass trusted=True if you know where it comes from"
+        )
+    if Path(path).read_bytes()[:2] == b"PK":  # a zip archive of torch's, which save_model writes
+        raise ValueError(
+            f"{path} holds weights without their configuration; make the agent with it, then "
+            "agent.algo.load_model(path)"
         )
     algo = d3rlpy.load_learnable(str(path), device=device)
     found = [name for name in names() if type(make_config(name, 1, {})) is type(algo.config)]

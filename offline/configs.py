@@ -6,18 +6,18 @@ name                  settings beside d3rlpy's defaults, and where they come fro
 bc                    batch 256. Squared error of a deterministic policy, two layers of 256.
 cql-1, cql-10         CQL(H) with a fixed alpha of 1 or 10: ``conservative_weight``, with
                       ``alpha_learning_rate=0``. Three layers of 256, policy rate 1e-4, critic rate
-                      3e-4, 10 sampled actions (Kumar et al. 2020, appendix F). The paper tunes alpha
-                      by a Lagrangian for the v0 data; its authors' repository gives for D4RL's later
-                      locomotion data no Lagrangian, ``min_q_weight`` 5 or 10 and policy rate 1e-4.
-cql                   cql-10: the weight of d3rlpy's own reproduction on the medium data and of CORL's
-                      on all v2 locomotion data.
+                      3e-4, 10 sampled actions (Kumar et al. 2020). The paper tunes alpha by a
+                      Lagrangian; for D4RL's locomotion data its authors' repository later recommends
+                      none, a ``min_q_weight`` of 5 or 10 and policy rates of 1e-4 or 3e-4.
+cql                   cql-10: the weight of d3rlpy's own reproduction on hopper-medium, and of CORL's on
+                      halfcheetah-, hopper- and walker2d-medium-v2.
 iql                   weight_temp (beta) 3, expectile 0.7, rates 3e-4, cosine schedule of the policy's
                       rate to 0 over ``total_steps``, rewards scaled by the range of returns to 1000
-                      (Kostrikov et al. 2021, appendix B and their code).
-td3bc                 alpha 2.5, observations standardised (Fujimoto & Gu 2021, table 3).
+                      (Kostrikov et al. 2021 and their code).
+td3bc                 alpha 2.5, observations standardised (Fujimoto & Gu 2021).
 rebrac                three layers of 256, LayerNorm in the critic, batch 1024, rates 1e-3 (Tarasov et
-                      al. 2023, tables 5 and 7). The paper tunes ``actor_beta`` and ``critic_beta`` on
-                      each dataset; 0.01 and 0.01 here are in the middle of its grid.
+                      al. 2023). The paper tunes ``actor_beta`` and ``critic_beta`` on each dataset;
+                      0.01 and 0.01 are what d3rlpy's reproduction falls back on.
 sac                   SAC on the data as if it were a replay buffer, rates 3e-4: no conservatism, the
                       arm that shows over-estimation.
 discrete-bc           cross-entropy alone: d3rlpy's penalty on logits is off (``beta=0``).

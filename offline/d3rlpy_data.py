@@ -9,7 +9,6 @@ the kind of the actions is always said.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from d3rlpy.torch_utility import TorchMiniBatch
 from torch import Tensor
 
 from offline.datasets import Dataset, episode_slices
-from offline.spaces import Spaces
+from offline.spaces import Spaces, as_tensor
 
 # --------------------------------------------------------------------------- d3rlpy's own buffer
 
@@ -158,9 +157,7 @@ class Sampler:
         self._zeros = torch.zeros(config.batch_size, 1, device=device)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        with warnings.catch_warnings():  # of arrays that may not be written to: they are only read
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(array).to(self.device)
+        return as_tensor(array).to(self.device)
 
     def draw(self) -> Tensor:
         """Row numbers of a batch, int64 [B], uniform and independent."""

@@ -105,8 +105,8 @@ def fit(
             the run, and take only the steps that are left. Without a checkpoint the call starts afresh.
 
     Returns:
-        The lines of metrics that this call wrote: ``step``, and means since the line before. There is one
-        at every hundredth to two-hundredth of the call, at evaluations and at checkpoints.
+        The lines of metrics that this call wrote: ``step``, and means since the line before. There are
+        about 200 in a long call, and one at each evaluation and checkpoint.
 
     Raises:
         ValueError: nothing would be trained (``n_steps`` below 1), or evaluated or saved (``eval_every`` or
@@ -126,7 +126,7 @@ def fit(
     sampler = agent.sampler(dataset)
     log_every = max(1, n_steps // RECORDS)
     lines, means = [], Means()
-    resume_at = agent.num_steps if goes_on else None
+    resume_at = agent.num_steps if resume else None  # lines behind it were lost with the stopped run
     with (
         single_thread(),
         TrainingLog(n_steps, folder, False, agent.num_steps - start, resume_at) as log,

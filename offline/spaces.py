@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,13 @@ import torch
 from torch import Tensor
 
 from offline.datasets import Dataset
+
+
+def as_tensor(array: Any) -> Tensor:
+    """A tensor on the same memory, which is only read."""
+    with warnings.catch_warnings():  # of arrays that may not be written to
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(array))
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,17 @@ class Spaces:
 
     def encode(self, observations: Any) -> np.ndarray:
         """Observations [N, ...] as float32 [N, *network_shape]."""
-        return self.encode_tensor(torch.as_tensor(np.asarray(observations))).numpy()
+        return self.encode_tensor(as_tensor(observations)).numpy()
 
     def encode_tensor(self, observations: Tensor) -> Tensor:
         """Observations [N, ...] as float32 [N, *network_shape]."""
         if self.n_observations:
             return torch.nn.functional.one_hot(observations.long(), self.n_observations).float()
-        return observations.float().view(-1, *self.network_shape)
+        return observations.float().reshape(-1, *self.network_shape)
 
     def encode_actions(self, actions: np.ndarray) -> np.ndarray:
         """Actions as float32 [N, A], or [N, 1] numbers from 0 if discrete."""
-        return self.encode_action_tensor(torch.as_tensor(np.asarray(actions))).numpy()
+        return self.encode_action_tensor(as_tensor(actions)).numpy()
 
     def encode_action_tensor(self, actions: Tensor) -> Tensor:
         """Actions as float32 [N, A], or [N, 1] numbers from 0 if discrete."""

@@ -32,6 +32,10 @@ class Stream:
             self.states = self._get()
             self._set(before)
 
+    def load(self, states: list[Tensor]) -> None:
+        """Take saved states; a GPU's are kept as they are where none were saved, and left out on a CPU."""
+        self.states = [*states, *self.states[len(states) :]][: len(self.states)]
+
     def _get(self) -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(self._cuda)] if self._cuda else [])]
 

@@ -491,3 +491,6 @@ def test_d3rlpys_files_are_read_when_they_are_trusted(tmp_path):
     loaded.fit(data, 2)
     with pytest.raises(ValueError, match="sizes"):
         load_d3rlpy(tmp_path / "model.d3", gym.make("Pendulum-v1"), trusted=True)
+    agent.algo.save_model(str(tmp_path / "model.pt"))
+    with pytest.raises(ValueError, match="weights without their configuration"):
+        load_d3rlpy(tmp_path / "model.pt", data, trusted=True)

@@ -289,3 +289,12 @@ def test_actions_outside_one_need_known_bounds():
     data = make_dataset(np.zeros((2, 1)), np.float32([[-2], [1]]), np.zeros(2), [0, 1])
     with pytest.raises(ValueError, match="actions reach from -2 to 1.*action_low"):
         make("bc", data, 0)
+
+
+def test_arrays_that_may_not_be_written_to_are_read_without_a_warning(recwarn):
+    data = record()
+    for array in (data.observations, data.actions, data.next_observations, data.rewards):
+        array.flags.writeable = False
+    sampler(data).sample()
+    to_d3rlpy(data)
+    assert not [w for w in recwarn if "writable" in str(w.message)]
