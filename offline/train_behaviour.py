@@ -54,6 +54,8 @@ class Args:
     """Give up after so many steps."""
     hidden: int = 128
     """Width of the two hidden layers of actor and critics."""
+    learning_rate: float = 3e-4
+    """Of actor, critics and temperature."""
     eval_every: int = 5_000
     """Steps between two evaluations."""
     eval_episodes: int = 10
@@ -102,7 +104,7 @@ def start_or_continue(args: Args, work: Path) -> Any:
         model.load_replay_buffer(work / "replay.pkl")
         return model
     return agents.make("sb3:SAC", env, seed=args.seed, learning_starts=5_000,
-                       policy_kwargs={"net_arch": [args.hidden, args.hidden]})  # fmt: skip
+                       learning_rate=args.learning_rate, policy_kwargs={"net_arch": [args.hidden, args.hidden]})  # fmt: skip
 
 
 def save(model: Any, work: Path) -> None:
