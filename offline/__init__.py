@@ -1,7 +1,7 @@
-"""Learning from logged data: datasets, behaviour cloning, CQL, IQL and offline evaluation.
+"""Learning from logged data: datasets, behaviour data, behaviour cloning, CQL and IQL.
 
-What belongs in this package: reading D4RL HDF5 files, Minari datasets and llmgym's own run logs
-into plain arrays; collecting behaviour data from any agent; training through d3rlpy and a discrete
-IQL for answer pools; and judging the result against the known optimum. It may import `llmgym`,
-`agents`, d3rlpy, h5py and minari; neither `llmgym` nor `agents` imports it.
+`offline.datasets` is the record, `offline.files` reads and writes it (D4RL's HDF5 and Minari),
+`offline.collect` makes it with any policy in any environment, and `offline.algorithms` learns from it
+through d3rlpy. This package may import `llmgym`, `agents`, d3rlpy, h5py and minari; neither `llmgym` nor
+`agents` imports it.
 """

@@ -23,9 +23,8 @@ from gymnasium.spaces import Box, Discrete
 from agents.run_folder import UserError, read_config
 from agents.runs import is_ours, newest_save, user_errors
 from llmgym.checks import did_you_mean
-from offline.behaviour import BehaviourPolicy
+from offline.behaviour import WEIGHTS, BehaviourPolicy
 
-WEIGHTS = Path(__file__).parent / "weights"
 NAMES = ("medium", "mixed", "random", "reference", "replay")
 EVALUATED_AT_ONCE = 1024  # observations whose log-probs are computed together
 # The float32 nearest to 1 from below: an action that was rounded onto its bound has no finite density.

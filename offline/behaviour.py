@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 LOG_STD_RANGE = (-20.0, 2.0)
+WEIGHTS = Path(__file__).parent / "weights"  # the shipped policies, ENV-medium.npz
 
 
 @dataclass

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 import tyro
@@ -29,11 +28,11 @@ from rich.progress import Progress, TextColumn
 
 import agents
 from agents.sb3 import load_sb3
-from offline.behaviour import BehaviourPolicy
+from offline.behaviour import WEIGHTS, BehaviourPolicy
+from offline.collection import environment
 
 # Mean returns of the episodes in D4RL's medium data.
 MEDIUM_RETURNS = {"HalfCheetah-v5": 4770.0, "Hopper-v5": 1422.0, "Walker2d-v5": 2853.0}
-WEIGHTS = Path(__file__).parent / "weights"
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def policy_of(model: Any, about: dict[str, Any]) -> BehaviourPolicy:
 
 def episode_returns(policy: BehaviourPolicy, env_id: str, episodes: int, seed: int) -> np.ndarray:
     """Returns of ``episodes`` episodes in which the policy acts by its distribution, float64 [episodes]."""
-    env = gym.make(env_id)
+    env = environment(env_id, {})
     policy.seed(seed)
     returns = np.zeros(episodes)
     for i in range(episodes):
@@ -98,13 +97,19 @@ def episode_returns(policy: BehaviourPolicy, env_id: str, episodes: int, seed: i
 
 def start_or_continue(args: Args, work: Path) -> Any:
     """The SAC model, as it was left in ``work`` if it was."""
-    env = gym.make(args.env)
+    env = environment(args.env, {})
     if (work / "replay.pkl").exists():
         model: Any = load_sb3("sb3:SAC", work / "model.zip", env)
         model.load_replay_buffer(work / "replay.pkl")
         return model
-    return agents.make("sb3:SAC", env, seed=args.seed, learning_starts=5_000,
-                       learning_rate=args.learning_rate, policy_kwargs={"net_arch": [args.hidden, args.hidden]})  # fmt: skip
+    return agents.make(
+        "sb3:SAC",
+        env,
+        seed=args.seed,
+        learning_rate=args.learning_rate,
+        learning_starts=5_000,
+        policy_kwargs={"net_arch": [args.hidden, args.hidden]},
+    )
 
 
 def save(model: Any, work: Path) -> None:
