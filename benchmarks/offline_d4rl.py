@@ -16,7 +16,8 @@ CPUs, where CQL takes more than 100 ms a step, IQL about 10 and BC 2. --hidden m
 Every --eval-every steps the deterministic policy plays --episodes episodes, which start the same for all
 algorithms and seeds. Scores are normalised as D4RL's: 0 is a random policy's return, 100 an expert's. Two
 runs of an algorithm differ in their initial weights and minibatches; they share the data, so intervals say
-nothing of how another collection would have come out.
+nothing of how another collection would have come out. The data's own score is the mean over its episodes:
+most episodes of mixed data are random ones, which are short, so those of each policy are given too.
 
 Of algorithms with a critic the table also shows what it promises and what comes true: Q(s, pi(s)) at the
 starts of the evaluation episodes beside their discounted return (gamma 0.99), and Q(s, a) at rows of the
@@ -182,7 +183,7 @@ def show(console: Console, args: Args, data: report.Data, outcomes: Sequence[Out
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     written = [
-        report.draw(name, algos, data[name]["score"], args.out / f"curves_{name}.png")
+        report.draw(name, algos, data[name], args.out / f"curves_{name}.png")
         for name, algos in results.items()
         if algos
     ]

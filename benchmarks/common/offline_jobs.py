@@ -76,10 +76,15 @@ def data_job(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     dataset = files.read(path)
     returns = episode_returns(dataset)
     rows, to_go = value_rows(dataset)
+    collected = "versions" in dataset.metadata  # which D4RL's own files have not
+    policies = dataset.metadata["policies"] if collected else []
+    counted = [p for p in policies if len(policies) > 1 and p["mean_return"] is not None]
     return {
-        "path": str(path), "collected": "versions" in dataset.metadata, "rows": len(dataset),
+        "path": str(path), "collected": collected, "rows": len(dataset),
         "episodes": len(returns), "return_mean": returns.mean(), "return_std": returns.std(),
         "score": normalized_score(name, returns.mean()),
+        # Of mixed data: random episodes are short, and many in half of the rows.
+        "parts": {p["name"]: normalized_score(name, p["mean_return"]) for p in counted},
         "discounted_rows": to_go.mean() if len(rows) else None,
     }  # fmt: skip
 

@@ -119,6 +119,10 @@ def score_table(rows: Sequence[Row], data: Data) -> list[list[str]]:
         own = number(data[dataset]["score"])
         table.append([f"{dataset}: the data itself", own, own, "-", "-", "-"])
         table += [
+            [f"  its {policy} episodes", number(score), number(score), "-", "-", "-"]
+            for policy, score in data[dataset]["parts"].items()
+        ]
+        table += [
             [f"  {TITLES[row.algo]}", interval(row.last), interval(row.recent), interval(row.best),
              number(row.deviation.value), number(row.published)]
             for row in of_dataset
@@ -165,18 +169,26 @@ def verdict(found: Estimate) -> str:
 
 
 def verdicts(rows: Sequence[Row], data: Data) -> list[str]:
-    """What the numbers say: the scores of every pair of algorithms, and of each and the data."""
+    """What the numbers say: the scores of every pair of algorithms, and of each and those who acted."""
     lines = [f"Differences of the means of the last {LAST} evaluations, with 95% t intervals over seeds:"]
     for dataset, group in itertools.groupby(rows, key=lambda row: row.dataset):
         of_dataset = list(group)
         for a, b in itertools.combinations(of_dataset, 2):
             found = difference(a.runs, b.runs)
             lines.append(_line(dataset, TITLES[a.algo], TITLES[b.algo], found))
-        for row in of_dataset:
-            found = difference(row.runs, data[dataset]["score"])
-            lines.append(_line(dataset, TITLES[row.algo], "the data itself", found))
+        for row, (acted, score) in itertools.product(of_dataset, reference_scores(data[dataset]).items()):
+            lines.append(_line(dataset, TITLES[row.algo], acted, difference(row.runs, score)))
         lines += [_sac_line(row) for row in of_dataset if row.algo == "sac"]
     return lines
+
+
+def reference_scores(data: dict[str, Any]) -> dict[str, float]:
+    """Scores of the data's episodes, and of those of its best policy where several acted."""
+    found = {"the data itself": data["score"]}
+    if data["parts"]:
+        best = max(data["parts"], key=data["parts"].__getitem__)
+        found[f"its {best} episodes"] = data["parts"][best]
+    return found
 
 
 def _line(dataset: str, a: str, b: str, found: Estimate) -> str:
@@ -208,7 +220,9 @@ def evaluation_rows(results: Results) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def draw(dataset: str, runs: Mapping[str, Sequence[dict[str, Any]]], own_score: float, path: Path) -> Path:
+def draw(
+    dataset: str, runs: Mapping[str, Sequence[dict[str, Any]]], data: dict[str, Any], path: Path
+) -> Path:
     """Learning curves of a dataset: score, and over-estimation where any algorithm has a critic."""
     critics = [algo for algo in runs if any(len(_curve(run, None)[0]) for run in runs[algo])]
     figure, axes = new_figure(1, 2 if critics else 1, width=5.8, height=4.2)
@@ -216,7 +230,8 @@ def draw(dataset: str, runs: Mapping[str, Sequence[dict[str, Any]]], own_score: 
         _draw_runs(axes[0, 0], runs[algo], "score", algo, index)
         if algo in critics:
             _draw_runs(axes[0, 1], runs[algo], None, algo, index)
-    axes[0, 0].axhline(own_score, color="black", linestyle="--", linewidth=1.2, label="the data itself")
+    for (label, value), style in zip(reference_scores(data).items(), ("--", ":"), strict=False):
+        axes[0, 0].axhline(value, color="black", linestyle=style, linewidth=1.2, label=label)
     _finish(axes[0, 0], "Evaluation episodes", "normalised score")
     if critics:
         axes[0, 1].axhline(0, color="black", linewidth=1.2)

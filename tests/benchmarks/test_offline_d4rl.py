@@ -23,7 +23,7 @@ from common import offline_report as report
 from common.files import to_plain
 from common.runner import Outcome
 from offline import files
-from offline.datasets import make_dataset, take
+from offline.datasets import episode_returns, make_dataset, take
 
 # --- measures ---
 
@@ -152,11 +152,12 @@ def test_an_algorithm_without_a_critic_has_no_values():
 )  # fmt: skip
 def test_published_scores_stand_beside_the_same_data_and_algorithm_only(dataset, algo, expected):
     assert report.published(dataset, algo) == expected
-    table = report.score_table([report.make_row(dataset, algo, [run(0, [1.0])])], {dataset: {"score": 30.0}})
+    row = report.make_row(dataset, algo, [run(0, [1.0])])
+    table = report.score_table([row], {dataset: {"score": 30.0, "parts": {}}})
     assert table[1][-1] == ("-" if expected is None else str(expected))
 
 
-DATA = {"hopper-medium": {"score": 44.0, "discounted_rows": 210.0, "collected": True}}
+DATA = {"hopper-medium": {"score": 44.0, "parts": {}, "discounted_rows": 210.0, "collected": True}}
 
 
 def test_tables_name_the_data_and_the_best_as_what_it_is():
@@ -172,6 +173,19 @@ def test_tables_name_the_data_and_the_best_as_what_it_is():
         ["hopper-medium: the data itself", "-", "-", "-", "210.0"],
         ["  SAC, no conservatism", "900.0", "100.0", "800.0", "900.0"],
     ]
+
+
+def test_of_mixed_data_the_policies_stand_by_themselves():
+    data = {"hopper-mixed": {"score": 3.0, "parts": {"random": 1.0, "medium": 44.0}}}
+    row = report.make_row("hopper-mixed", "bc", [run(0, [50.0]), run(1, [52.0])])
+    assert report.score_table([row], data)[:3] == [
+        ["hopper-mixed: the data itself", "3.0", "3.0", "-", "-", "-"],
+        ["  its random episodes", "1.0", "1.0", "-", "-", "-"],
+        ["  its medium episodes", "44.0", "44.0", "-", "-", "-"],
+    ]
+    lines = report.verdicts([row], data)
+    assert lines[1].startswith("hopper-mixed, BC vs the data itself: 48.0")
+    assert lines[2].startswith("hopper-mixed, BC vs its medium episodes: 7.0")
 
 
 def test_differences_have_welchs_interval():
@@ -287,11 +301,25 @@ def test_the_script_end_to_end(first):
         assert (record["predicted"] == "") == (record["algo"] == "bc")
     summary = json.loads((out / "summary.json").read_text())
     assert [row["algo"] for row in summary["table"]] == ["bc", "iql", "sac"]
+    assert summary["data"]["hopper-random"]["parts"] == {}
     assert summary["data"]["hopper-random"]["rows"] == 500 and summary["data"]["hopper-random"]["collected"]
     assert "not D4RL's own data" in summary["origin"]
     assert all(line in printed for line in summary["verdicts"])
     assert (out / "curves_hopper-random.png").stat().st_size > 30_000
     assert (out / "table.csv").read_text().count("\n") == 4
+
+
+def test_mixed_data_tells_its_policies_apart(tmp_path):
+    config = jobs.data_config("hopper-mixed", None, 3000, 2)
+    found = jobs.data_job(config, tmp_path)
+    data = files.read(tmp_path / "hopper-mixed.hdf5")
+    ends = np.cumsum(np.bincount(data.episode_index))
+    whole = {"medium": ends < 1500, "random": (ends > 1500) & (ends < 3000)}  # the last of each was cut
+    scores = 100 * (episode_returns(data) + 20.272305) / (3234.3 + 20.272305)
+    assert found["parts"] == {name: pytest.approx(scores[chosen].mean()) for name, chosen in whole.items()}
+    assert found["score"] == pytest.approx(scores.mean())
+    assert found["parts"]["medium"] > 30 > found["score"] > found["parts"]["random"]
+    assert found["rows"] == 3000 and not (tmp_path / "parts").exists()
 
 
 def test_a_file_that_is_given_is_used_as_it_is(first, tmp_path, monkeypatch):
