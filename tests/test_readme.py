@@ -45,6 +45,14 @@ def test_the_token_lines_train(tmp_path: Path) -> None:
     assert int(run(["tokens.py"], tmp_path)) >= 2_000
 
 
+def test_the_logged_lines_train(tmp_path: Path) -> None:
+    for package in ("d3rlpy", "mujoco"):
+        pytest.importorskip(package)
+    (source,) = (block for block in PYTHON_BLOCKS if "offline.algorithms" in block)
+    (tmp_path / "logged.py").write_text(source + "print(agent.num_steps, actions.shape)\n", encoding="utf-8")
+    assert run(["logged.py"], tmp_path).splitlines()[-1] == "300 (2, 3)"
+
+
 def test_the_custom_agent_runs_in_the_answer_pool_benchmark(my_agent: Path) -> None:
     script = str(ROOT / "benchmarks" / "answer_pool_ppo.py")
     options = ["--agent", "my_agent:MyAgent", "--quick", "--runs", "2", "--rounds", "20"]
