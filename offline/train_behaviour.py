@@ -4,9 +4,13 @@
     python -m offline.train_behaviour --env Pendulum-v1 --target -300 --out pendulum.npz
 
 This is D4RL's recipe for its "medium" data (Fu et al. 2020, section 5): SAC, stopped early, and its
-stochastic policy then acts. The policy is the checkpoint whose mean return over fresh episodes lies
-nearest the target, which must be within ``--tolerance`` of it; training goes on until there is one. Three
-environments take three processes side by side; each wants one core, at about 8 ms a step.
+stochastic policy then acts. The policy is the first whose mean return over ``--final-episodes`` fresh episodes
+lies within ``--tolerance`` of the target. Environments train side by side, one process and one core each,
+at about 8 ms a step.
+
+The shipped policies are those of the defaults: HalfCheetah after 105,000 steps, Hopper after 85,000 and
+Walker2d after 305,000. A policy that stops when it is measured to be near enough was measured with luck: in
+100,000 fresh rows of each the mean returns are 4576, 1348 and 2640 (targets 4770, 1422 and 2853).
 
 The folder ``--work`` holds evaluations as CSV and all that is needed to go on after a stop: SB3's model and
 replay buffer (a pickle: only continue folders of your own).
@@ -53,8 +57,6 @@ class Args:
     """Give up after so many steps."""
     hidden: int = 128
     """Width of the two hidden layers of actor and critics."""
-    learning_rate: float = 3e-4
-    """Of actor, critics and temperature."""
     eval_every: int = 5_000
     """Steps between two evaluations."""
     eval_episodes: int = 10
@@ -106,7 +108,6 @@ def start_or_continue(args: Args, work: Path) -> Any:
         "sb3:SAC",
         env,
         seed=args.seed,
-        learning_rate=args.learning_rate,
         learning_starts=5_000,
         policy_kwargs={"net_arch": [args.hidden, args.hidden]},
     )
