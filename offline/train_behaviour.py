@@ -4,7 +4,7 @@
     python -m offline.train_behaviour --env Pendulum-v1 --target -300 --out pendulum.npz
 
 This is D4RL's recipe for its "medium" data (Fu et al. 2020, section 5): SAC, stopped early, and its
-stochastic policy then acts. The policy is the first whose mean return over ``--final-episodes`` fresh episodes
+stochastic policy then acts. The policy is the first whose mean return over ``--final-episodes`` episodes
 lies within ``--tolerance`` of the target. Environments train side by side, one process and one core each,
 at about 8 ms a step.
 
