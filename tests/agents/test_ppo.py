@@ -315,7 +315,8 @@ def test_every_epoch_takes_every_sample_once_C21():
     agent = PPO(SyncVectorEnv([Identity]), n_steps=10, batch_size=4, n_epochs=1, seed=0)
     batch = agent.prepare(agent.collect())
     batch.returns = torch.arange(10.0)
-    batch.advantages = torch.linspace(-1, 2, 10) ** 3  # apart: nearly equal ones leave rounding over their spread
+    # Apart: with nearly equal ones rounding is seen beside their spread.
+    batch.advantages = torch.linspace(-1, 2, 10) ** 3
     parts = list(agent.minibatches(batch))
     assert [len(p) for p in parts] == [4, 4, 2]
     assert sorted(torch.cat([p.returns for p in parts]).tolist()) == list(range(10))
