@@ -121,10 +121,10 @@ def collect(
     for field, value, low in (("steps", steps, len(names)), ("seed", seed, 0), ("workers", workers, 1)):
         if value < low:
             raise ValueError(f"{field}={value} must be at least {low}")
+    env = environment(env_id, env_kwargs or {})
+    check_spaces(env)
     sources = tuple(find(name, env_id, load) for name in names)
     plan = Plan(env_id, env_kwargs or {}, sources, steps, seed)
-    env = environment(env_id, plan.env_kwargs)
-    check_spaces(env)
     # Made here as well, so that one that does not fit fails before anything is recorded.
     abouts = [{} if source.kind == "replay" else make(source, env, seed).about for source in sources]
     with ExitStack() as stack:
