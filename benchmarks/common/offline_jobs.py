@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from common.files import read_json, to_plain, write_json
 from offline import acting, files
 from offline.collect import collect
+from offline.collection import environment
 from offline.d4rl import gymnasium_id, normalized_score
 from offline.datasets import Dataset, episode_lengths, episode_returns
 
@@ -121,7 +121,7 @@ def play(agent: Any, env_id: str, episodes: int) -> tuple[np.ndarray, np.ndarray
     Episode i starts with seed `EVALUATION_SEED` + i. They run side by side, for the network's sake, and each
     environment stops at its own end.
     """
-    envs = [gym.make(env_id) for _ in range(episodes)]
+    envs = [environment(env_id, {}) for _ in range(episodes)]
     starts = np.stack([env.reset(seed=EVALUATION_SEED + i)[0] for i, env in enumerate(envs)])
     observations, going = starts.copy(), np.arange(episodes)
     returns, discounted, weight = np.zeros(episodes), np.zeros(episodes), 1.0
