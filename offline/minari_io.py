@@ -194,6 +194,7 @@ def write_minari(dataset: Dataset, path_or_id: str | Path) -> None:
         name = path_or_id.removeprefix(MINARI_PREFIX)
     else:
         name = folder.name if DATASET_ID_RE.fullmatch(folder.name) else "data-v0"
+    folder = folder.absolute()  # Minari joins a relative one to itself
     if folder.exists():
         raise FileExistsError(f"{folder} is there already; write elsewhere, or remove it first")
     own = {"metadata": _plain(dataset.metadata), "unknown_next": np.flatnonzero(~dataset.next_known).tolist()}

@@ -290,3 +290,11 @@ def test_a_path_names_its_format(tmp_path):
         files.read(tmp_path / "a.csv")
     with pytest.raises(ValueError, match="neither format"):
         files.write(record(), tmp_path / "a.npz")
+
+
+def test_a_relative_path_is_written_and_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    dataset = record()
+    write_minari(dataset, "logged")
+    assert_same(dataset, read_minari("logged"))
+    assert [path.name for path in tmp_path.iterdir()] == ["logged"]
