@@ -24,13 +24,13 @@ starts of the evaluation episodes beside their discounted return (gamma 0.99), a
 data, where the row "the data itself" has the discounted return of the policy that acted. `sac` is there for
 that: it is SAC on logged data with nothing against over-estimation.
 
-Measured with --quick (27 CPU minutes): mean scores of the last ten evaluations are 35.1 [33.3, 38.4] for
-TD3+BC, 9.6 [5.3, 17.7] for BC, 3.6 [3.1, 4.5] for IQL and 2.3 [2.2, 2.5] for CQL, where the data's medium
-episodes have 42.7 and its random ones 1.2. After 8,000 steps the critics of CQL and IQL still promise less
-than half of what follows. On hopper-medium, 20,000 steps with --hidden 64, the last checkpoints have 48.8
-(BC), 6.5 (CQL), 58.4 (IQL) and 51.9 (TD3+BC), the data 41.9; by the means of the last ten evaluations CQL is
-below BC and TD3+BC, and nothing else is decided. One seed of IQL there was at 1 after 10,000 of 60,000
-steps, and at 37 at the end.
+Measured with --quick (13 minutes on two cores): mean scores of the last ten evaluations are 35.1 [33.3,
+38.4] for TD3+BC, 9.6 [5.3, 17.7] for BC, 3.6 [3.1, 4.5] for IQL and 2.3 [2.2, 2.5] for CQL, where the data's
+medium episodes have 42.7 and its random ones 1.2. After 8,000 steps the critics of CQL and IQL still promise
+less than half of what follows. On hopper-medium, 20,000 steps with --hidden 64, the last checkpoints have
+48.8 (BC), 6.5 (CQL), 58.4 (IQL) and 51.9 (TD3+BC), the data 41.9; by the means of the last ten evaluations
+CQL is below BC and TD3+BC, and nothing else is decided. One seed of IQL there was at 1 after 10,000 of
+60,000 steps, and at 37 at the end.
 
 A command that was stopped continues, each run from its last evaluation. Under --out it leaves the data, every
 run, `evaluations.csv`, `table.csv`, `summary.json` and the learning curves of each dataset.
