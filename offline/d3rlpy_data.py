@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
-from d3rlpy.dataset import Episode, InfiniteBuffer, ReplayBuffer, Transition, TransitionMiniBatch
+from d3rlpy.dataset import Episode, InfiniteBuffer, ReplayBuffer, Transition
 from d3rlpy.torch_utility import TorchMiniBatch
 from torch import Tensor
 
@@ -201,20 +201,3 @@ class Sampler:
             intervals=self._ones if full else torch.ones_like(rewards),
             device=self.device,
         )
-
-
-def numpy_batch(dataset: Dataset, spaces: Spaces, rows: np.ndarray) -> TransitionMiniBatch:
-    """The given rows as d3rlpy's own ``algo.update`` takes them, unscaled."""
-    ends = dataset.terminals | dataset.timeouts
-    actions = spaces.encode_actions(dataset.actions[rows])
-    following = spaces.encode_actions(dataset.actions[np.minimum(rows + 1, len(dataset) - 1)])
-    return TransitionMiniBatch(
-        observations=spaces.encode(dataset.observations[rows]),
-        actions=actions,
-        rewards=dataset.rewards[rows, None],
-        next_observations=spaces.encode(dataset.next_observations[rows]),
-        next_actions=np.where(ends[rows, None], np.float32(0), following),
-        terminals=dataset.terminals[rows, None].astype(np.float32),
-        intervals=np.ones((len(rows), 1), np.float32),
-        transitions=[],
-    )

@@ -114,7 +114,7 @@ def start_or_continue(args: Args, work: Path) -> Any:
 
 
 def save(model: Any, work: Path) -> None:
-    """Write model and replay buffer so that a stop in between leaves the earlier pair."""
+    """Write model and replay buffer; a stop leaves each of them whole, the new one or the earlier."""
     for name, write in (("model.zip", model.save), ("replay.pkl", model.save_replay_buffer)):
         part = work / f"part-{name}"
         write(part)

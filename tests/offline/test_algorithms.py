@@ -13,12 +13,12 @@ pytest.importorskip("d3rlpy")
 
 import d3rlpy
 from d3rlpy.models import VectorEncoderFactory
+from d3rlpy_batch import numpy_batch
 
 from agents.run_folder import RunConfig
 from agents.runs import evaluate
 from offline.algorithms import OfflineAgent, load_d3rlpy, make
 from offline.configs import ALGORITHMS, make_config, names
-from offline.d3rlpy_data import numpy_batch
 from offline.datasets import make_dataset
 from offline.fitting import METRICS
 

@@ -16,11 +16,12 @@ from d3rlpy.preprocessing import (
     StandardObservationScaler,
 )
 from d3rlpy.torch_utility import TorchMiniBatch
+from d3rlpy_batch import numpy_batch
 from scipy import stats
 
 from offline.algorithms import make
 from offline.configs import fit_scalers
-from offline.d3rlpy_data import Sampler, numpy_batch, to_d3rlpy
+from offline.d3rlpy_data import Sampler, to_d3rlpy
 from offline.datasets import make_dataset
 from offline.spaces import Spaces
 
